@@ -1,0 +1,33 @@
+"""The functions of one provider, operation by operation, as layers receive them.
+
+`Provider()` takes every operation from `kernels/reference`; another provider replaces
+operations by name and keeps the signatures. Nothing is imported until it is looked up.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hadron.kernels.ops import OPERATIONS
+
+
+class Provider:
+    """Looks functions up once, when a layer is built. `providers` maps operations to provider names;
+    an operation that is not named comes from `reference`."""
+
+    def __init__(self, providers: Mapping[str, str] | None = None) -> None:
+        self._providers = dict(providers or {})
+        unknown = sorted(set(self._providers) - set(OPERATIONS))
+        if unknown:
+            raise ValueError(f"not operations: {', '.join(unknown)}")
+
+    def function(self, operation: str, name: str) -> Callable[..., Any]:
+        """The function `name` of `operation`, e.g. `function("norm", "rms_norm")`."""
+        if operation not in OPERATIONS:
+            raise ValueError(f"{operation!r} is not an operation")
+        provider = self._providers.get(operation, "reference")
+        module = importlib.import_module(f"hadron.kernels.{provider}.{operation}")
+        function: Callable[..., Any] = getattr(module, name)
+        return function

@@ -1,0 +1,56 @@
+"""Definition of `router`: sigmoid scores, a correction bias that only picks, group limits, top-k, weights.
+
+Everything is float32 whatever the storage. Ties go to the lowest expert; experts are returned in
+ascending order, the order in which they are summed. The scaling factor is applied here and nowhere
+else. Source: transformers 5.23 `glm_moe_dsa`, `glm5_next`; DeepSeek-V3, section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class RouterSizes(Protocol):
+    """What the router needs of `MoeDimensions`."""
+
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def topk_groups(self) -> int: ...
+    @property
+    def normalize(self) -> bool: ...
+    @property
+    def scaling(self) -> float: ...
+
+
+def route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dims: RouterSizes
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [tokens, hidden], weight [experts, hidden], bias float32 [experts] -> (ids, weights).
+
+    ids: int64 [tokens, top_k], ascending. weights: float32 [tokens, top_k], normalised (with 1e-20
+    beside the sum) where `dims.normalize`, times `dims.scaling`.
+    """
+    scores = (x.float() @ weight.float().T).sigmoid()
+    choice = scores + bias.float()
+    tokens, experts = choice.shape
+    if dims.topk_groups < dims.groups:
+        grouped = choice.view(tokens, dims.groups, experts // dims.groups)
+        best_two = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        kept = _mask_of_best(best_two, dims.topk_groups)
+        choice = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
+    ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : dims.top_k].sort(dim=-1).values
+    weights = scores.gather(1, ids)
+    if dims.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return ids, weights * dims.scaling
+
+
+def _mask_of_best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """True at the `count` largest of each row; ties to the lowest index."""
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
