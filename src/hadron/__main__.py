@@ -1,0 +1,5 @@
+"""`python -m hadron`."""
+
+from hadron.cli.main import main
+
+main()

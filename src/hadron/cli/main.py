@@ -1,0 +1,103 @@
+"""`hadron`: the commands, and what becomes of an error.
+
+A command's module is imported when that command runs, so that none pays for another. Exit codes:
+0 done, 1 the checkpoint or the result has errors, 2 wrong usage or unreadable input, 70 a bug of
+ours, 130 interrupted, 141 the reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from hadron.errors import HadronError
+
+#: command -> (module that holds `command`, what `hadron --help` says of it)
+COMMANDS = {
+    "check": ("hadron.cli.check", "Say how every tensor of a checkpoint will be used."),
+    "generate": ("hadron.cli.generate", "Continue a prompt."),
+    "env": ("hadron.cli.env", "Print versions, processor and memory, for bug reports."),
+}
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+
+
+class Commands(click.Group):
+    """A group that imports a command only to run it or to print its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        return cast(click.Command, vars(importlib.import_module(COMMANDS[cmd_name][0]))["command"])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table instead of from their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"hadron {version('hadron-llm')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done; 1 the checkpoint has errors; 2 wrong usage or unreadable input.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Print the version and exit.",
+)  # fmt: skip
+def cli() -> None:
+    """Run quantized GLM-5-family checkpoints as they were published."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        # in this mode click returns what the command gave to `ctx.exit`, else what it returned
+        code = cli.main(args=arguments, prog_name="hadron", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has gone; let nothing be flushed into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except HadronError as error:
+        from hadron.cli import console
+
+        console.write_error(error)
+        return error.exit_code
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.write("hadron: this is a bug; please report it with the output of `hadron env`\n")
+        return EXIT_BUG
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The `hadron` program."""
+    sys.exit(run())
