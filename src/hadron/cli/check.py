@@ -137,4 +137,4 @@ def _print_error_json(model: str | None, error: HadronError) -> None:
 
 def _print_bytes(text: bytes) -> None:
     sys.stdout.flush()
-    click.get_binary_stream("stdout").write(text)
+    sys.stdout.buffer.write(text)

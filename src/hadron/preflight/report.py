@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from textwrap import wrap
 from typing import NamedTuple
 
-from hadron.models.inventory import Section
+from hadron.models.inventory import ModuleKind, Section
 from hadron.preflight.plan import LoadPlan, ModulePlan
 from hadron.problems import CODES, Problem, Severity
 
@@ -45,7 +45,8 @@ class Line(NamedTuple):
 
 
 _ROLES = {Severity.ERROR: Role.ERROR, Severity.WARNING: Role.WARNING, Severity.NOTE: Role.NOTE}
-_MESSAGE_LINES = {Severity.ERROR: 4, Severity.WARNING: 2, Severity.NOTE: 2}
+_MESSAGE_LINES = {Severity.ERROR: 4, Severity.WARNING: 2, Severity.NOTE: 1}
+_HINT_LINES = {Severity.ERROR: 2, Severity.WARNING: 1, Severity.NOTE: 1}
 
 
 @dataclass
@@ -92,7 +93,6 @@ def summary(plan: LoadPlan) -> Iterator[Line]:
     if plan.problems:
         yield Line("")
         yield from _problems(plan.problems)
-    yield Line("")
     yield _verdict(plan)
 
 
@@ -164,7 +164,8 @@ def _header(plan: LoadPlan) -> Iterator[Line]:
 
 def _kinds(uses: dict[Use, Tally]) -> Iterator[Line]:
     rows: dict[tuple[str, str], Tally] = {}
-    for use, counted in uses.items():
+    order = [kind.value for kind in ModuleKind]
+    for use, counted in sorted(uses.items(), key=lambda item: order.index(item[0].kind)):
         if use.section is Section.TEXT:
             rows.setdefault((use.kind, use.scheme), Tally()).add(counted)
     yield from table(
@@ -238,7 +239,7 @@ def _extent(uses: dict[Use, Tally], section: Section) -> str:
             schemes[use.scheme] += counted.bytes
     names = ", ".join(name for name, _ in schemes.most_common())
     return (
-        f"{total.modules:,} modules, {count_text(total.parameters)} parameters, "
+        f"{total.modules:,} module{'' if total.modules == 1 else 's'}, {count_text(total.parameters)} parameters, "
         f"{bytes_text(total.bytes)}: {names or 'none'}"
     )
 
@@ -288,7 +289,7 @@ def _group(severity: Severity, code: str, group: list[Problem]) -> Iterator[Line
     names = dict.fromkeys(name for found in group for name in found.tensors if name not in first.message)
     if names:
         yield from _labelled("", _first_names(tuple(names)), role=Role.DETAIL)
-    yield from _labelled("", f"try: {first.hint}", role=Role.DETAIL, lines=2)
+    yield from _labelled("", f"try: {first.hint}", role=Role.DETAIL, lines=_HINT_LINES[severity])
 
 
 def _first_names(names: tuple[str, ...]) -> str:
