@@ -82,7 +82,7 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> Glm5NextConfig | No
         nope=r.required("qk_nope_head_dim", int, minimum=1),
         rope=0,
         v=r.required("v_head_dim", int, minimum=1),
-        latent_norm_eps=1e-6,
+        latent_norm_eps=norm_eps,  # transformers gives these two norms rms_norm_eps here, unlike glm_moe_dsa
         rope_theta=1.0,
         rope_interleave=True,
         bias=r.default("attention_bias", bool, False),

@@ -1,0 +1,90 @@
+"""Tensors of latent rows and indexer keys, in pages shared by every layer's block numbers.
+
+A slot is `block * page_size + offset`; an indexer row of a pool lies at the slot of its tokens divided
+by the pool size. Block and slot numbers outside the cache raise, negative ones too: torch would wrap
+them around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hadron.cache.spec import CacheSpec
+
+
+def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: int, blocks: int) -> list[int]:
+    """The slots of positions start .. start+count-1 of a sequence; `IndexError` outside table or cache."""
+    slots = []
+    for position in range(start, start + count):
+        page, offset = divmod(position, page_size)
+        if not 0 <= page < len(block_table) or not 0 <= block_table[page] < blocks:
+            held = f"{len(block_table)} pages" if page >= len(block_table) else f"block {block_table[page]}"
+            raise IndexError(f"position {position} lies in page {page}: the table has {held} of {blocks} blocks")
+        slots.append(block_table[page] * page_size + offset)
+    return slots
+
+
+class Pages:
+    """`blocks` pages for each layer of `spec`, on `device`.
+
+    latents[layer]: [blocks, page_size, latent_width]; index_keys[layer]: [blocks, page_size / pool,
+    index_width]; None where a layer keeps none. Both in the spec's dtype.
+    """
+
+    def __init__(self, spec: CacheSpec, blocks: int, device: torch.device | str = "cpu") -> None:
+        self.spec = spec
+        self.blocks = blocks
+        self.page_size = spec.page_size
+        self.pool = spec.pool
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)
+
+        def rows(per_page: int, width: int) -> torch.Tensor | None:
+            # Not zeroed: a page that was never written must not cost memory.
+            return torch.empty(blocks, per_page, width, dtype=self.dtype, device=device) if width else None
+
+        self.latents = [rows(spec.page_size, layer.latent_width) for layer in spec.layers]
+        self.index_keys = [rows(spec.page_size // spec.pool, layer.index_width) for layer in spec.layers]
+
+    def latent_rows(self, layer: int) -> torch.Tensor:
+        """[slots, latent_width], a view."""
+        return self._flat(self.latents[layer], layer)
+
+    def index_rows(self, layer: int) -> torch.Tensor:
+        """[slots / pool, index_width], a view."""
+        return self._flat(self.index_keys[layer], layer)
+
+    def write_latents(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> int:
+        """rows [n, latent_width] into slots int64 [n]; returns n."""
+        return self._write(self.latent_rows(layer), slots, rows)
+
+    def write_index_keys(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> int:
+        """rows [n, index_width] into pool slots int64 [n] (token slot // pool); returns n."""
+        return self._write(self.index_rows(layer), slots, rows)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a page in all layers."""
+        if not (0 <= source < self.blocks and 0 <= target < self.blocks):
+            raise IndexError(f"page {source} to {target} of {self.blocks}")
+        for tensor in (*self.latents, *self.index_keys):
+            if tensor is not None:
+                tensor[target] = tensor[source]
+
+    @staticmethod
+    def _flat(tensor: torch.Tensor | None, layer: int) -> torch.Tensor:
+        assert tensor is not None, f"layer {layer} keeps no such rows"
+        return tensor.view(-1, tensor.shape[-1])
+
+    @staticmethod
+    def _write(target: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> int:
+        if slots.shape[0] != rows.shape[0] or rows.shape[1:] != target.shape[1:]:
+            raise ValueError(f"{tuple(rows.shape)} rows for {tuple(slots.shape)} slots of {tuple(target.shape)}")
+        if not slots.numel():
+            return 0
+        low, high = int(slots.min()), int(slots.max())
+        if low < 0 or high >= target.shape[0]:
+            raise IndexError(f"slots {low} to {high}: the cache has 0 to {target.shape[0] - 1}")
+        target[slots] = rows.to(target.dtype)
+        return slots.shape[0]

@@ -1,0 +1,164 @@
+"""What a model keeps between steps: bytes a token (pages) and bytes a sequence (state slots).
+
+Row layouts come from the configuration alone: a latent row is `kv_rank + rope` wide (512 where there
+is no rotary part), an indexer row `head_dim` for every `pool` tokens. No scales are stored: rows keep
+the model's dtype. Imports no tensor library: planning counts with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hadron.errors import UnsupportedError
+
+PAGE_SIZE = 64
+"""Tokens of a page."""
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class LayerKinds(Protocol):
+    """What is needed of a `LayerSchedule`."""
+
+    @property
+    def attention(self) -> str: ...
+    @property
+    def indexer(self) -> str | None: ...
+
+
+class LatentSizes(Protocol):
+    """What is needed of `MlaDimensions`."""
+
+    @property
+    def latent_width(self) -> int: ...
+
+
+class IndexerSizes(Protocol):
+    """What is needed of `IndexerDimensions`."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def pool(self) -> int: ...
+    @property
+    def pooled(self) -> bool: ...
+
+
+class KdaSizes(Protocol):
+    """What is needed of `KdaDimensions`."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def conv_kernel(self) -> int: ...
+
+
+class CachedModel(Protocol):
+    """A configuration whose cache can be laid out; its `kda` is looked for, and may be missing."""
+
+    @property
+    def layers(self) -> Sequence[LayerKinds]: ...
+    @property
+    def mla(self) -> LatentSizes: ...
+    @property
+    def indexer(self) -> IndexerSizes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer keeps. 0 and () mean nothing.
+
+    latent_width: elements a token. index_width: elements for every `pool` tokens. tail_rows: rows of
+    the open pool, each a key and a gate of `index_width` (float32). kda: (heads, head_dim) of the
+    float32 matrices head_dim x head_dim. conv: (channels, rows) of the window before the short
+    convolution, in the cache's dtype.
+    """
+
+    latent_width: int = 0
+    index_width: int = 0
+    tail_rows: int = 0
+    kda: tuple[int, int] | tuple[()] = ()
+    conv: tuple[int, int] | tuple[()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """The cache of a model. pool: tokens of an indexer row (1: not pooled). dtype: of rows and windows."""
+
+    layers: tuple[LayerCache, ...]
+    pool: int
+    dtype: str
+    page_size: int
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes that `page_size` tokens take in all layers."""
+        rows = self.page_size // self.pool
+        elements = sum(c.latent_width * self.page_size + c.index_width * rows for c in self.layers)
+        return elements * _BYTES[self.dtype]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """`bytes_per_page` shared out over its tokens, rounded up."""
+        return -(-self.bytes_per_page // self.page_size)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes of one state slot in all layers; 0 where everything grows with tokens."""
+        total = 0
+        for c in self.layers:
+            total += 4 * 2 * c.tail_rows * c.index_width
+            if c.kda:
+                heads, size = c.kda
+                total += 4 * heads * size * size
+            if c.conv:
+                channels, rows = c.conv
+                total += _BYTES[self.dtype] * channels * rows
+        return total
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a sequence keeps anything that a page cannot hold."""
+        return any(c.kda or c.tail_rows for c in self.layers)
+
+
+def cache_spec(config: CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) -> CacheSpec:
+    """The cache of the decoder layers of `config`. dtype: `float32` or `bfloat16`.
+
+    `UnsupportedError` for another dtype, and where a pool would straddle pages.
+    """
+    if dtype not in _BYTES:
+        raise UnsupportedError(
+            "The cache cannot hold this dtype", where="cache dtype", found=repr(dtype), accepted=" or ".join(_BYTES),
+            hint="an FP8 cache needs scales that no released checkpoint carries; use bfloat16",
+        )  # fmt: skip
+    indexer = config.indexer
+    if page_size % indexer.pool:
+        raise UnsupportedError(
+            "Pools of indexer keys do not fit pages", where="config.json: index_kpool", found=str(indexer.pool),
+            accepted=f"a divisor of the page size ({page_size})", hint="use a page size that the pool size divides",
+        )  # fmt: skip
+    return CacheSpec(
+        tuple(_layer(layer, config, getattr(config, "kda", None)) for layer in config.layers),
+        indexer.pool,
+        dtype,
+        page_size,
+    )
+
+
+def _layer(kinds: LayerKinds, config: CachedModel, kda: KdaSizes | None) -> LayerCache:
+    if kinds.attention == "kda":
+        assert kda is not None, "a KDA layer without KDA sizes"
+        return LayerCache(
+            kda=(kda.heads, kda.head_dim), conv=(3 * kda.heads * kda.head_dim, kda.conv_kernel - 1)
+        )
+    full = kinds.indexer == "full"
+    return LayerCache(
+        latent_width=config.mla.latent_width,
+        index_width=config.indexer.head_dim if full else 0,
+        tail_rows=config.indexer.pool - 1 if full and config.indexer.pooled else 0,
+    )

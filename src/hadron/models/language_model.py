@@ -1,0 +1,149 @@
+"""`LanguageModel`: what every family's model offers the engine, and the order in which a step runs.
+
+A family gives embedding, a range of decoder layers and the closing norm; running [0, n) in one piece
+or in many gives the same result, because everything between two layers is in `Carry`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hadron.attention.backend import AttentionBackend, AttentionMetadata, create_backend
+from hadron.attention.select import AttentionChoice, selection_budget
+from hadron.batch import ForwardBatch
+from hadron.errors import NumericsError
+from hadron.kernels.provider import Provider
+from hadron.layers.dimensions import LayerSchedule
+from hadron.layers.embedding import Embedding, LmHead
+from hadron.layers.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """All that passes from one decoder layer to the next.
+
+    residual: float32 [tokens, hidden], or [tokens, streams, hidden] with hyper-connections.
+    selection: int64 [tokens, width], what the last full indexer selected (positions ascending, -1
+    beyond), or None before the first.
+    """
+
+    residual: torch.Tensor
+    selection: torch.Tensor | None
+
+
+class IndexerConfig(Protocol):
+    """What is needed of `IndexerDimensions` to tell when it selects everything."""
+
+    @property
+    def topk(self) -> int: ...
+    @property
+    def pooled(self) -> bool: ...
+    @property
+    def pool(self) -> int: ...
+    @property
+    def always_select_tail(self) -> bool: ...
+
+
+class TextConfig(Protocol):
+    """What every family's configuration holds of a text tower."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def layers(self) -> tuple[LayerSchedule, ...]: ...
+    @property
+    def indexer(self) -> IndexerConfig: ...
+
+
+def config_selection_budget(config: TextConfig) -> int:
+    """`attention.select.selection_budget` of a family's configuration."""
+    d = config.indexer
+    return selection_budget(d.topk, pooled=d.pooled, pool=d.pool, always_select_tail=d.always_select_tail)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model runs. dtype: of activations and cache, float32 or bfloat16."""
+
+    dtype: torch.dtype
+    device: torch.device
+    attention: AttentionBackend
+    kernels: Provider
+
+
+def model_settings(
+    config: TextConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    attention: AttentionChoice,
+    kernels: Provider | None = None,
+) -> ModelSettings:
+    """Settings with the chosen attention backend opened for `config`."""
+    kernels = kernels or Provider()
+    backend = create_backend(attention, selection_budget=config_selection_budget(config), kernels=kernels)
+    return ModelSettings(dtype, torch.device(device), backend, kernels)
+
+
+class LanguageModel(ABC):
+    """Embedding, decoder layers, norm and head of a text tower; inference only.
+
+    `models/<family>/model.py` defines `build(config, weights, settings)`.
+    """
+
+    def __init__(self, config: TextConfig, weights: Weights, settings: ModelSettings) -> None:
+        self.settings = settings
+        self.layer_count = len(config.layers)
+        self.embed_tokens = Embedding("embed_tokens", config.vocabulary, weights, settings.kernels)
+        self.lm_head = LmHead("lm_head", "embed_tokens", weights, settings.kernels)
+
+    @abstractmethod
+    def embed(self, batch: ForwardBatch) -> Carry:
+        """The input of layer 0."""
+
+    @abstractmethod
+    def run_layers(
+        self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int
+    ) -> Carry:
+        """Layers first .. end-1; writes their caches but moves no stamp."""
+
+    @abstractmethod
+    def finish(self, carry: Carry) -> torch.Tensor:
+        """[tokens, hidden] in the model's dtype, after the final norm."""
+
+    def prepare(self, batch: ForwardBatch) -> AttentionMetadata:
+        """Check the stamps of the states and build the attention metadata, once a step."""
+        batch.check_stamps()
+        return self.settings.attention.build_metadata(batch)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Run a step: [tokens, hidden] in the model's dtype, after the final norm.
+
+        Writes the caches and moves the states' stamps; the caller then commits to the manager.
+        """
+        metadata = self.prepare(batch)
+        carry = self.run_layers(batch, metadata, self.embed(batch), 0, self.layer_count)
+        hidden = self.finish(carry)
+        batch.advance()
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, hidden] (rows of what `forward` returns) -> float32 [n, vocabulary].
+
+        `NumericsError` where a logit is not finite.
+        """
+        logits = self.lm_head(hidden)
+        finite = torch.isfinite(logits).all(dim=-1)
+        if not bool(finite.all()):
+            rows = (~finite).nonzero().flatten().tolist()
+            raise NumericsError(
+                "Logits are not finite", where=f"rows {rows[:8]} of {logits.shape[0]}",
+                found=f"{int((~torch.isfinite(logits)).sum())} NaN or infinite values", accepted="finite values",
+                hint="run `hadron check --data` to find broken weights; try --dtype float32",
+            )  # fmt: skip
+        return logits
+
