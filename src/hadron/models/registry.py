@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from hadron.layers.dimensions import LayerSchedule
+from hadron.layers.dimensions import IndexerDimensions, LayerSchedule, MlaDimensions
 from hadron.models.inventory import ModuleSpec, Stored
 from hadron.problems import Problem
 
@@ -17,17 +17,36 @@ class FamilyConfig(Protocol):
     """What every family's configuration offers (`models/<family>/config.py`)."""
 
     @property
-    def hidden(self) -> int: ...
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+
     @property
-    def vocabulary(self) -> int: ...
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+
     @property
-    def layers(self) -> tuple[LayerSchedule, ...]: ...
+    def layers(self) -> tuple[LayerSchedule, ...]:
+        """The decoder layers, without those for multi-token prediction."""
+
     @property
-    def mtp_layers(self) -> int: ...
+    def mtp_layers(self) -> int:
+        """Multi-token-prediction layers that the configuration declares."""
+
     @property
-    def max_position(self) -> int: ...
+    def max_position(self) -> int:
+        """Longest context the model was made for."""
+
     @property
-    def eos(self) -> tuple[int, ...]: ...
+    def eos(self) -> tuple[int, ...]:
+        """Token ids that end a text."""
+
+    @property
+    def mla(self) -> MlaDimensions:
+        """Sizes of latent attention."""
+
+    @property
+    def indexer(self) -> IndexerDimensions:
+        """Sizes of the sparse-attention indexer."""
 
 
 class Family(Struct, frozen=True):
@@ -41,8 +60,11 @@ class Family(Struct, frozen=True):
 class ConfigModule(Protocol):
     """What a family's `config` module defines."""
 
-    def read(self, raw: Mapping[str, Any], problems: list[Problem]) -> FamilyConfig | None: ...
-    def inventory(self, config: Any, stored: Stored) -> Iterator[ModuleSpec]: ...
+    def read(self, raw: Mapping[str, Any], problems: list[Problem]) -> FamilyConfig | None:
+        """The configuration in `config.json`, or None with its problems noted."""
+
+    def inventory(self, config: Any, stored: Stored) -> Iterator[ModuleSpec]:
+        """Every module of such a checkpoint."""
 
 
 _GLM_MOE_DSA = Family("glm_moe_dsa", "hadron.models.glm_moe_dsa.config", "hadron.models.glm_moe_dsa.model")

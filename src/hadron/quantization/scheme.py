@@ -33,7 +33,7 @@ class QuantizationScheme:
     columns; group: columns). scale: "float" (F32/BF16/F16 storage), "e8m0" or "e4m3".
     global_scale: a second, per-tensor float scale multiplies the first (NVFP4).
     zero_point: codes are offset by stored zero points. fp8_stage: Quark's two-stage INT4, whose
-    codes dequantize to FP8 values that have a per-tensor scale of their own.
+    codes times `scale` are FP8 values with a per-tensor scale of their own, in role `global_scale`.
     """
 
     element: Element
@@ -178,6 +178,10 @@ class Packing(StrEnum):
     """[O, N] for 8, 16 and 32 bits; [O, N*bits/8] bytes, least significant bits first, below 8."""
     INT4_ROWS = "int4_rows"
     """I32 [O, N/8]: code j of a word in bits 4j..4j+3, stored plus 8."""
+    INT4_ROWS_SIGNED = "int4_rows_signed"
+    """I32 [O, N/8]: as INT4_ROWS in two's complement."""
+    INT4_ROWS_INTERLEAVED = "int4_rows_interleaved"
+    """I32 [O, N/8]: slots hold columns 0, 2, 4, 6, 1, 3, 5, 7 of their eight, two's complement."""
     INT4_COLUMNS = "int4_columns"
     """I32 [N, O/8]: transposed; slot i of word c is row 8c+i, two's complement."""
     INT4_COLUMNS_INTERLEAVED = "int4_columns_interleaved"
@@ -200,7 +204,7 @@ class Storage:
     @property
     def converts(self) -> bool:
         """Whether the bytes are rewritten once at load."""
-        return self.packing in (Packing.INT4_COLUMNS, Packing.INT4_COLUMNS_INTERLEAVED)
+        return self.packing not in (Packing.ROW_MAJOR, Packing.INT4_ROWS)
 
 
 PLAIN_STORAGE = Storage()

@@ -62,8 +62,10 @@ _LAYER_TYPES = {
 def read(raw: Mapping[str, Any], problems: list[Problem]) -> Glm5NextConfig | None:
     """The configuration in `config.json` (nested in `text_config` or flat), or None with its problems."""
     nested = raw.get("text_config")
-    flat = not isinstance(nested, Mapping)
-    r = ConfigReader(raw if flat else nested, "config.json" if flat else "config.json: text_config", problems)
+    if isinstance(nested, Mapping):
+        r = ConfigReader(nested, "config.json: text_config", problems)
+    else:
+        r = ConfigReader(raw, "config.json", problems)
     count = r.required("num_hidden_layers", int, minimum=1)
     hidden = r.required("hidden_size", int, minimum=1)
     r.must_equal("hidden_act", ("silu",), "only the SiLU-gated MLP is implemented")

@@ -1,0 +1,277 @@
+"""`make_plan`: joins checkpoint facts, the family's inventory, kernels and platform into a `LoadPlan`.
+
+Everything here is names and sizes; no tensor library is loaded. Nothing is refused early: whatever is
+wrong is collected, and the plan is as complete as the checkpoint allows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+from hadron.attention.select import AttentionNeeds, select, selection_budget
+from hadron.checkpoint.facts import Facts, read_facts
+from hadron.checkpoint.formats import parse_rules
+from hadron.checkpoint.formats.base import Rules
+from hadron.checkpoint.garbage import paused_gc
+from hadron.checkpoint.resolve import Resolver
+from hadron.kernels import select as kernels_select
+from hadron.kernels.select import KernelChoice, Refusal
+from hadron.models.inventory import LINEAR_KINDS, ModuleKind, ModuleSpec, Section, Split
+from hadron.models.registry import FAMILIES, ConfigModule, Family, FamilyConfig
+from hadron.platforms import detect
+from hadron.platforms.base import Platform
+from hadron.preflight.findings import PlanFindings
+from hadron.preflight.memory import plan_memory, tensor_bytes
+from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan
+from hadron.problems import Problem, problem
+from hadron.quantization.scheme import QuantizationScheme
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hadron.checkpoint.hub import Hub
+    from hadron.checkpoint.source import Progress
+
+#: the operation that reads a kind's weight
+OPERATIONS: dict[ModuleKind, str] = {
+    ModuleKind.EMBEDDING: "embedding",
+    ModuleKind.LM_HEAD: "lm_head",
+    ModuleKind.NORM: "norm",
+    ModuleKind.ATTENTION: "linear",
+    ModuleKind.INDEXER: "linear",
+    ModuleKind.KDA: "linear",
+    ModuleKind.CONV: "kda",
+    ModuleKind.ROUTER: "router",
+    ModuleKind.MLP: "mlp",
+    ModuleKind.SHARED_EXPERT: "mlp",
+    ModuleKind.EXPERT: "moe",
+    ModuleKind.HYPER_CONNECTION: "hyper_connection",
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asks of a plan, as the flags say it.
+
+    kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`,
+    `mqa` or `dense_mha`.
+    """
+
+    kernels: str = "auto"
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    mla_prefill: str = "auto"
+
+
+def make_plan(
+    model: str | Path,
+    *,
+    kernels: str = "auto",
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+    mla_prefill: str = "auto",
+    hub: Hub | None = None,
+    progress: Progress | None = None,
+) -> LoadPlan:
+    """Plan the checkpoint in folder `model`, or of that Hub id.
+
+    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there; all
+    else is in the plan's problems.
+    """
+    wishes = Wishes(kernels, device, dtype, mla_prefill)
+    platform = detect(device)
+    facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))
+    with paused_gc():
+        return plan_facts(facts, wishes, platform)
+
+
+def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
+    """Plan a checkpoint whose facts are read."""
+    problems = list(facts.problems)
+    architecture, family = _family(facts.config, problems)
+    config = None
+    modules: list[ModulePlan] = []
+    if family is not None:
+        module = cast(ConfigModule, importlib.import_module(family.config))
+        config = module.read(facts.config, problems)
+        rules = _rules(facts, problems)
+        if config is not None:
+            planner = _Planner(facts, rules, wishes, platform)
+            modules = planner.plan(list(module.inventory(config, facts)))
+            problems += planner.problems()
+    findings = PlanFindings(config, modules, facts)
+    attention = _attention(config, wishes, platform, problems)
+    memory = plan_memory(config, modules, facts, platform, wishes.dtype)
+    mtp = findings.mtp()
+    problems += findings.problems(mtp, memory, platform)
+    return LoadPlan(
+        model=facts.model,
+        root=facts.root,
+        family=family.name if family else None,
+        architecture=architecture,
+        config=config,
+        facts=facts,
+        modules=tuple(modules),
+        problems=tuple(problems),
+        parameters=sum(prod(m.shape) + (m.shape[0] if "bias" in m.tensors else 0) for m in modules),
+        bytes=tensor_bytes(facts),
+        mtp=mtp,
+        vision_present=any(m.spec.section is Section.VISION for m in modules),
+        attention=attention,
+        memory=memory,
+        platform=platform,
+    )
+
+
+def _family(config: Mapping[str, Any], problems: list[Problem]) -> tuple[str | None, Family | None]:
+    listed = config.get("architectures")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    problems.append(
+        problem(
+            "HC202", "config.json: architectures", found=", ".join(names) or repr(listed)[:80],
+            accepted=", ".join(FAMILIES), hint="only these model families can be planned",
+        )
+    )  # fmt: skip
+    return (names[0] if names else None), None
+
+
+def _rules(facts: Facts, problems: list[Problem]) -> Rules:
+    """Rules from config.json, else from hf_quant_config.json; a disagreement of the two is noted."""
+    text = facts.config.get("text_config")
+    declared = None
+    for part in (facts.config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            declared = declared or part.get(key)
+    if declared is not None and not isinstance(declared, Mapping):
+        problems.append(
+            problem(
+                "HC201", "config.json: quantization_config", found=repr(declared)[:80], accepted="an object",
+                hint="compare with what the quantizer wrote",
+            )
+        )  # fmt: skip
+        declared = None
+    rules = parse_rules(declared or facts.hf_quant_config, problems)
+    if declared and facts.hf_quant_config:
+        other = parse_rules(facts.hf_quant_config, [])
+        differences = [
+            what
+            for what, ours, theirs in (
+                ("method", rules.name, other.name),
+                ("algorithm", rules.default and rules.default[1], other.default and other.default[1]),
+                ("layers", rules.layers, other.layers),
+                ("exclusions", set(rules.exclude.entries), set(other.exclude.entries)),
+            )
+            if ours != theirs
+        ]
+        if differences:
+            problems.append(
+                problem(
+                    "HC206", "config.json and hf_quant_config.json disagree", found=", ".join(differences),
+                    accepted="the same quantization in both",
+                    hint="config.json is used, and the file decides; correct the other for engines that read it",
+                )
+            )  # fmt: skip
+    return rules
+
+
+def _attention(
+    config: FamilyConfig | None, wishes: Wishes, platform: Platform, problems: list[Problem]
+) -> AttentionPlan:
+    if config is None:
+        return AttentionPlan(None, None, ("the configuration could not be read",))
+    indexer = config.indexer
+    budget = selection_budget(
+        indexer.topk, pooled=indexer.pooled, pool=indexer.pool, always_select_tail=indexer.always_select_tail
+    )
+    needs = AttentionNeeds(
+        platform=platform.name, sparse=True, cache_dtype=wishes.dtype, speculative=False, selection_budget=budget
+    )
+    choice = select(needs, prefill=wishes.mla_prefill)
+    if choice.backend is None:
+        problems.append(
+            problem(
+                "HC502", "attention", found="; ".join(choice.reasons), accepted="a backend that can serve the model",
+                hint="let the backend and the prefill path be chosen automatically",
+            )
+        )  # fmt: skip
+    return AttentionPlan(choice.backend, choice.prefill_path, choice.reasons)
+
+
+class _Planner:
+    """Resolves every module of an inventory and picks its kernel."""
+
+    def __init__(self, facts: Facts, rules: Rules, wishes: Wishes, platform: Platform) -> None:
+        self.facts = facts
+        self.rules = rules
+        self.resolver = Resolver(facts, rules)
+        self.providers = kernels_select.providers(wishes.kernels, platform.providers)
+        self._specs: list[ModuleSpec] = []
+
+    def plan(self, specs: list[ModuleSpec]) -> list[ModulePlan]:
+        """One `ModulePlan` for every module that could be resolved, in the inventory's order."""
+        self._specs = specs
+        modules = []
+        resolve = self.resolver.resolve
+        for spec in specs:
+            found = resolve(
+                spec.name,
+                spec.shape,
+                linear=spec.kind in LINEAR_KINDS and (len(spec.shape) == 2 or spec.split is Split.EXPERTS),
+                bare=spec.bare,
+                bias=spec.bias,
+                stacked=spec.split is Split.EXPERTS,
+                parts=() if spec.split is Split.WHOLE else _part_names(spec),
+            )
+            if found is not None:
+                modules.append(
+                    ModulePlan(
+                        spec, found.scheme, found.activation, found.storage, found.tensors, found.decided_by,
+                        self._kernel(spec, found.scheme),
+                    )
+                )  # fmt: skip
+        self.resolver.unclaimed()
+        self._unused_entries()
+        return modules
+
+    def problems(self) -> list[Problem]:
+        """What resolving found."""
+        return self.resolver.findings.problems() + self._entries
+
+    def _unused_entries(self) -> None:
+        names = dict.fromkeys(spec.name for spec in self._specs)
+        for spec in self._specs:
+            if spec.split is not Split.WHOLE:
+                names.update(dict.fromkeys(_part_names(spec)))
+        self._entries = self.rules.check(names, "quantization_config")
+
+    def _kernel(self, spec: ModuleSpec, scheme: QuantizationScheme) -> KernelChoice | None:
+        operation = OPERATIONS.get(spec.kind)
+        if operation is None or spec.section is not Section.TEXT:
+            return None
+        choice = kernels_select.select(operation, scheme, providers=self.providers)
+        if not isinstance(choice, Refusal):
+            return choice
+        self.resolver.findings.add(
+            "HC501", spec.name, what=f"no kernel for {operation} of {scheme.name}", found="; ".join(choice.reasons),
+            accepted="a provider that can", hint="use --kernels auto or --kernels reference",
+        )  # fmt: skip
+        return None
+
+
+def _part_names(spec: ModuleSpec) -> list[str]:
+    """Checkpoint names that the parts of a fused or stacked module would have on their own."""
+    prefix = spec.name.rpartition(".")[0] + "."
+    experts = range(spec.shape[0]) if spec.split is Split.EXPERTS else (None,)
+    names = []
+    for expert in experts:
+        for provided in spec.provides:
+            leaf = provided.rpartition(".")[2]
+            names.append(f"{prefix}{leaf}" if expert is None else f"{prefix}{expert}.{leaf}")
+    return names

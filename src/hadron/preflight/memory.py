@@ -1,0 +1,41 @@
+"""Bytes at run time: weights, cache a token, state a sequence, and the context that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from hadron.cache.spec import cache_spec
+from hadron.checkpoint.facts import Facts
+from hadron.models.inventory import Section
+from hadron.models.registry import FamilyConfig
+from hadron.platforms.base import Platform
+from hadron.preflight.plan import MemoryPlan, ModulePlan
+
+
+def tensor_bytes(facts: Facts) -> int:
+    """Bytes of all tensors on disk."""
+    return sum(t.data_offsets[1] - t.data_offsets[0] for t in facts.tensors.values())
+
+
+def plan_memory(
+    config: FamilyConfig | None, modules: Iterable[ModulePlan], facts: Facts, platform: Platform, cache_dtype: str
+) -> MemoryPlan:
+    """What the text tower takes; the vision tower and the MTP layer are mapped but not run."""
+    weights = converted = 0
+    for module in modules:
+        if module.spec.section is Section.TEXT:
+            for name in module.tensors.values():
+                begin, end = facts.tensors[name].data_offsets
+                weights += end - begin
+            if module.storage.converts:
+                converted += prod(module.shape) * module.scheme.bits // 8
+    if config is None:
+        return MemoryPlan(weights, converted, 0, 0, 0, platform.memory)
+    spec = cache_spec(config, dtype=cache_dtype)
+    left = platform.memory - weights - converted - spec.bytes_per_sequence
+    fits = max(0, left) // max(1, spec.bytes_per_token)
+    return MemoryPlan(
+        weights, converted, spec.bytes_per_token, spec.bytes_per_sequence, min(fits, config.max_position),
+        platform.memory,
+    )  # fmt: skip
