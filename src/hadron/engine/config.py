@@ -1,0 +1,65 @@
+"""`EngineConfig`: how a model is to be run. Names are those of the flags of `hadron generate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hadron.errors import UsageError
+
+DTYPES = ("float32", "bfloat16")
+DEVICES = ("cpu", "cuda")
+KERNELS = ("auto", "cpu", "reference", "triton")
+ACTIVATION_QUANTIZATION = ("none", "declared")
+MLA_PREFILL = ("auto", "mqa", "dense_mha")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is to be run; every field has a flag of the same name.
+
+    kernels: the provider of kernels; `auto` takes the platform's order.
+    dtype: of activations and caches; what is stored float32 is never computed with less.
+    device: where weights and caches are; `cuda` is also what torch calls AMD's GPUs.
+    threads: of torch and of native kernels; None leaves torch's own choice.
+    activation_quantization: `declared` emulates what the checkpoint declares for inputs of products.
+    mla_prefill: `mqa` is the absorbed form; `dense_mha` expands keys and values where that is equal.
+    max_context: tokens of one sequence that caches must hold; None takes what the plan says fits.
+    prefault: read every page of the weights before the first token.
+    mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
+    """
+
+    kernels: str = "auto"
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    threads: int | None = None
+    activation_quantization: str = "none"
+    mla_prefill: str = "auto"
+    max_context: int | None = None
+    prefault: bool = False
+    mlock: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {
+            "kernels": KERNELS, "dtype": DTYPES, "device": DEVICES,
+            "activation_quantization": ACTIVATION_QUANTIZATION, "mla_prefill": MLA_PREFILL,
+        }  # fmt: skip
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise _refused(name, getattr(self, name), ", ".join(accepted))
+        for name in ("threads", "max_context"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise _refused(name, value, "a whole number of at least 1, or nothing")
+        if self.device != "cpu" and (self.prefault or self.mlock):
+            name = "prefault" if self.prefault else "mlock"
+            raise _refused(name, True, "nothing with --device cuda: the weights are copied to the device")
+
+
+def _refused(name: str, value: object, accepted: str) -> UsageError:
+    return UsageError(
+        "An option cannot be used as given",
+        where=f"--{name.replace('_', '-')}",
+        found=repr(value),
+        accepted=accepted,
+        hint="see `hadron generate --help`",
+    )

@@ -1,0 +1,66 @@
+"""`Linear`: a weight in its stored scheme, the kernel that multiplies by it, and nothing else.
+
+Binding happens once, when the layer is built. Activation emulation is part of the layer, so that its
+granularity is always the layer's own and never its neighbour's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+from hadron.kernels.reference.dequantize import dequantize
+from hadron.kernels.select import KernelChoice
+from hadron.kernels.stored import StoredWeight
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Linear:
+    """x @ weight.T + bias. weight: views of the checkpoint. kernel: the plan's choice for this module.
+
+    bias: [out] or None. quantize: what the declared activation quantization makes of x, or None to
+    leave it alone.
+    """
+
+    __slots__ = ("_bias", "_quantize", "_run", "weight")
+
+    def __init__(
+        self,
+        weight: StoredWeight,
+        kernel: KernelChoice,
+        *,
+        bias: torch.Tensor | None = None,
+        quantize: Product | None = None,
+    ) -> None:
+        self.weight = weight
+        self._bias = bias
+        self._quantize = quantize
+        self._run = bind(kernel, weight, bias)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return self.weight.shape[0]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] -> [tokens, out] in x's dtype."""
+        return self._run(x if self._quantize is None else self._quantize(x)).to(x.dtype)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weight as float32 [out, in], by the reference definition."""
+        return dequantize(self.weight)
+
+
+def bind(kernel: KernelChoice, weight: StoredWeight, bias: torch.Tensor | None) -> Product:
+    """The kernel's function, bound to one weight: x [tokens, in] -> float32 [tokens, out]."""
+    module, _, function = kernel.path.rpartition(".")
+    product: Product = getattr(importlib.import_module(module), function)(weight, bias)
+    return product

@@ -1,0 +1,27 @@
+"""Gated MLP: `gate_proj`, `up_proj` and `down_proj`, each in its own scheme."""
+
+from __future__ import annotations
+
+import torch
+
+from hadron.kernels.provider import Provider
+from hadron.layers.dimensions import MlpDimensions
+from hadron.layers.weights import Weights
+
+
+class Mlp:
+    """down(silu(gate(x)) * up(x)) with the clamp of its dimensions. prefix: `layers.0.mlp`."""
+
+    __slots__ = ("_down", "_gate", "_limit", "_mlp", "_up")
+
+    def __init__(self, prefix: str, dims: MlpDimensions, weights: Weights, kernels: Provider | None = None) -> None:
+        self._gate = weights.linear(f"{prefix}.gate_proj")
+        self._up = weights.linear(f"{prefix}.up_proj")
+        self._down = weights.linear(f"{prefix}.down_proj")
+        self._limit = dims.limit
+        self._mlp = (kernels or Provider()).function("mlp", "mlp")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden] in x's dtype."""
+        y: torch.Tensor = self._mlp(x, self._gate, self._up, self._down, self._limit)
+        return y
