@@ -1,0 +1,209 @@
+"""One request from prompt to finished text: its state, its lengths, and what a caller gets back.
+
+Lengths are arithmetic on three numbers, here and nowhere else: the prompt's tokens, the tokens
+generated, and the tokens whose state is in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hadron.errors import RequestError
+from hadron.sampling_params import SamplingParams
+from hadron.tokenizer.detokenizer import Detokenizer, StopStrings
+
+
+class State(StrEnum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """`stop`: an end token, a stop token or a stop string. `length`: max_tokens, or the context is full."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithm of a token's probability before temperature; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation. text is None without a tokenizer; token_ids include the token that ended it.
+
+    logprobs: for each token, id -> `Logprob` of the chosen token and the likeliest ones, best first.
+    stop_reason: the stop string or stop id that ended it, None for an end token of the model.
+    """
+
+    token_ids: list[int]
+    text: str | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    index: int = 0
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum over the generated tokens, where log-probabilities were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(row[token].logprob for token, row in zip(self.token_ids, self.logprobs, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request and its continuations, as far as they have come."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+
+
+@dataclass(slots=True)
+class Request:
+    """A request inside the engine.
+
+    params: with every default filled in. seed: of this request, drawn where params has none.
+    stop_token_ids: the caller's. eos: the model's, empty when they are to be ignored.
+    capacity: most tokens the context and the cache can hold, prompt included.
+    computed: tokens, counted from the first, whose state is in the cache; only the engine changes it.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    eos: frozenset[int]
+    capacity: int
+    prompt: str | None = None
+    detokenizer: Detokenizer | None = None
+    computed: int = 0
+    state: State = State.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    stop_strings: StopStrings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_strings = StopStrings(self.params.stop_strings)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt's and the generated ones."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens that the model has not seen; 1 while decoding."""
+        return self.num_tokens - self.computed
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens to generate, by max_tokens and by what fits.
+
+        The last token need not fit: it is returned and never fed back.
+        """
+        room = self.capacity - self.num_prompt_tokens + 1
+        return room if self.params.max_tokens is None else min(self.params.max_tokens, room)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state is State.FINISHED
+
+    def next_tokens(self, most: int) -> list[int]:
+        """Up to `most` tokens that the model has not seen, in order."""
+        start, end = self.computed, min(self.num_tokens, self.computed + most)
+        split = self.num_prompt_tokens
+        return [*self.prompt_token_ids[start:end], *self.output_token_ids[max(0, start - split) : max(0, end - split)]]
+
+    def append(self, token: int, row: dict[int, Logprob] | None = None) -> str:
+        """Take a generated token; returns the text that became certain. Finishes the request when due."""
+        self.output_token_ids.append(token)
+        if row is not None:
+            self.logprobs.append(row)
+        if token in self.params.stop_token_ids:
+            self._finish(FinishReason.STOP, token)
+        elif token in self.eos:
+            self._finish(FinishReason.STOP, None)
+        added = self._take_text(token)
+        if not self.is_finished and len(self.output_token_ids) >= self.max_new_tokens:
+            self._finish(FinishReason.LENGTH, None)
+        if self.is_finished:
+            added += self._flush()
+        self.text += added
+        return added
+
+    def _take_text(self, token: int) -> str:
+        if self.detokenizer is None or self.is_finished:  # the token that ends a sequence has no text
+            return ""
+        added = self.stop_strings.push(self.detokenizer.push(token))
+        if self.stop_strings.matched is not None:
+            self._finish(FinishReason.STOP, self.stop_strings.matched)
+        return added
+
+    def _flush(self) -> str:
+        """What was held back, once it is certain that no more tokens come."""
+        if self.detokenizer is None or self.stop_strings.matched is not None:
+            return ""
+        added = self.stop_strings.push(self.detokenizer.finish())
+        if self.stop_strings.matched is not None:
+            self._finish(FinishReason.STOP, self.stop_strings.matched)
+            return added
+        return added + self.stop_strings.finish()
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.state = State.FINISHED
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def output(self) -> RequestOutput:
+        """A snapshot for the caller."""
+        completion = CompletionOutput(
+            token_ids=list(self.output_token_ids),
+            text=None if self.detokenizer is None else self.text,
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            stop_reason=self.stop_reason,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
+        )
+        return RequestOutput(self.request_id, self.prompt, list(self.prompt_token_ids), [completion], self.is_finished)
+
+
+def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str) -> None:
+    """`RequestError` for an empty list and for ids outside the vocabulary, naming the first."""
+    if not ids:
+        raise RequestError(
+            "a prompt has no tokens",
+            where=where,
+            found="an empty list",
+            accepted="at least one token",
+            hint="give some text, or the id of the token that opens a text",
+        )
+    for index, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+            raise RequestError(
+                "a token id is outside the vocabulary",
+                where=f"{where}[{index}]",
+                found=repr(token)[:80],
+                accepted=f"an integer from 0 to {vocabulary - 1}",
+                hint="encode the prompt with this checkpoint's own tokenizer",
+            )

@@ -1,0 +1,124 @@
+"""`SamplingParams`: what a caller may ask for in a request.
+
+A field left at None is taken from the checkpoint's `generation_config.json` where that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hadron.errors import ConfigError, RequestError
+
+#: What a field that may come from the checkpoint is when neither says anything.
+FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+MOST_LOGPROBS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to continue one prompt. Raises `RequestError` for values that make no sense.
+
+    max_tokens: most tokens to generate; None goes on until the context is full.
+    temperature: 0 takes the likeliest token (lowest id on a tie). top_k: of how many tokens to choose
+    (0 or -1: all). top_p: of the smallest set with that much probability. min_p: only tokens at least
+    this fraction as likely as the likeliest. The order is temperature, top_k, top_p, min_p.
+    seed: with the same one, a token depends on its prefix alone. None draws a fresh one.
+    stop: strings that end the text, not part of it. stop_token_ids: ids that end it, part of the ids.
+    logprobs: for each token its log-probability and that of the N likeliest, before temperature.
+    ignore_eos: go on past the model's own end tokens. skip_special_tokens: leave markup out of the text.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1, None)
+        _number("temperature", self.temperature, 0.0, 1000.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _integer("top_k", self.top_k, -1, None)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("seed", self.seed, 0, 2**64 - 1)
+        _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
+            raise _refused("stop", self.stop, "a string or a list of strings, none of them empty")
+        ids = self.stop_token_ids
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(_is_integer(i) for i in ids):
+            raise _refused("stop_token_ids", ids, "a list of token ids")
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as it was normalized."""
+        return tuple(self.stop)
+
+    def with_defaults(self, generation_config: Mapping[str, Any]) -> SamplingParams:
+        """These parameters with every None that has a default filled in.
+
+        `do_sample: false` in the file means temperature 0. `ConfigError` for values that cannot be used.
+        """
+        given: dict[str, Any] = {key: generation_config.get(key) for key in FALLBACKS}
+        if generation_config.get("do_sample") is False:
+            given["temperature"] = 0.0
+        try:
+            SamplingParams(**given)
+        except RequestError as error:
+            raise ConfigError(
+                "a sampling default of the checkpoint cannot be used",
+                where=f"generation_config.json: {error.where}",
+                found=error.found,
+                accepted=error.accepted,
+                hint="correct the file, or compare it with the original release's",
+            ) from error
+        missing: dict[str, Any] = {
+            key: fallback if given[key] is None else given[key]
+            for key, fallback in FALLBACKS.items()
+            if getattr(self, key) is None
+        }
+        return replace(self, **missing)
+
+
+#: The names of all parameters; command-line flags are called the same.
+NAMES = tuple(field.name for field in fields(SamplingParams))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integer(name: str, value: int | None, least: int, most: int | None) -> None:
+    if value is None:
+        return
+    if not _is_integer(value) or value < least or (most is not None and value > most):
+        raise _refused(name, value, f"an integer of at least {least}" + ("" if most is None else f", at most {most}"))
+
+
+def _number(name: str, value: float | None, least: float, most: float, *, open_below: bool = False) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, value, f"a number from {least:g} to {most:g}" + (", not 0" if open_below else ""))
+    if open_below and value == least:
+        raise _refused(name, value, f"a number above {least:g}, at most {most:g}")
+
+
+def _refused(name: str, value: object, accepted: str) -> RequestError:
+    return RequestError(
+        f"{name} cannot be used",
+        where=name,
+        found=repr(value)[:120],
+        accepted=accepted,
+        hint=f"change {name}, or leave it out for the default",
+    )

@@ -1,0 +1,110 @@
+"""Sampling against its definition, written out in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadron.engine import sampler
+from hadron.errors import NumericsError
+from hadron.sampling_params import SamplingParams
+
+ROWS = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40).map(lambda row: np.array(row, np.float32))
+
+
+def filled(**values: object) -> SamplingParams:
+    return SamplingParams(**values).with_defaults({})  # type: ignore[arg-type]
+
+
+def by_definition(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
+    """Probabilities of the tokens that may be drawn."""
+    top = max(logits)
+    weights = [math.exp((x - top) / temperature) for x in logits]
+    order = sorted((i for i, w in enumerate(weights) if w > 0), key=lambda i: (-weights[i], i))
+    if top_k > 0:
+        order = order[:top_k]
+    total, seen, nucleus = math.fsum(weights[i] for i in order), 0.0, []
+    for i in order:
+        if seen >= top_p * total and top_p < 1:
+            break
+        nucleus.append(i)
+        seen += weights[i]
+    kept = [i for i in nucleus if weights[i] >= min_p]
+    return {i: weights[i] / math.fsum(weights[j] for j in kept) for i in kept}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ROWS,
+    st.sampled_from([0.1, 0.7, 1.0, 2.0]),
+    st.sampled_from([0, 1, 3, 39, 40, 100]),
+    st.sampled_from([1.0, 0.951, 0.503, 0.013]),
+    st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_candidates_are_those_of_the_definition(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    expected = by_definition([float(x) for x in logits], temperature, top_k, top_p, min_p)
+    ids, weights = sampler.candidates(logits, filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    assert ids.tolist() == list(expected)
+    np.testing.assert_allclose(weights / weights.sum(), list(expected.values()), rtol=1e-9)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = np.log(np.array([0.5, 0.125, 0.25, 0.125], np.float32))
+    drawn = [sampler.sample(logits, filled(), seed=7, position=p) for p in range(8000)]
+    observed = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(observed, [0.5, 0.125, 0.25, 0.125], atol=0.02)  # 3.6 standard deviations
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    logits = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    drawn = {(s, p): sampler.sample(logits, filled(), seed=s, position=p) for s in range(4) for p in range(50)}
+    for (seed, position), token in reversed(drawn.items()):
+        assert sampler.sample(logits, filled(), seed=seed, position=position) == token
+    assert len({tuple(drawn[s, p] for p in range(50)) for s in range(4)}) == 4
+    assert len({drawn[0, p] for p in range(50)}) > 10
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    logits = np.array([0, 3, 3, 1, 3], np.float32)
+    assert sampler.sample(logits, filled(temperature=0), seed=1, position=0) == 1
+
+
+def test_top_k_takes_the_lowest_ids_of_equals() -> None:
+    ids, _ = sampler.candidates(np.array([1, 2, 2, 3, 2], np.float32), filled(top_k=3))
+    assert ids.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-9])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = np.array([-3e38, 2, 5, 3e38, 1], np.float32)
+    assert sampler.sample(logits, filled(temperature=temperature), seed=0, position=3) == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS, st.integers(0, 45), st.data())
+def test_logprobs_are_those_of_the_raw_logits(logits: np.ndarray, most: int, data: st.DataObject) -> None:
+    chosen = data.draw(st.integers(0, len(logits) - 1))
+    total = math.log(math.fsum(math.exp(float(x)) for x in logits))
+    order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
+    row = sampler.logprobs(logits, chosen, most)
+    expected = order[:most] + ([chosen] if chosen not in order[:most] else [])
+    assert list(row) == expected
+    for token, entry in row.items():
+        assert entry.rank == order.index(token) + 1
+        assert entry.logprob == pytest.approx(float(logits[token]) - total, abs=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_fail_the_request(temperature: float, value: float) -> None:
+    logits = np.array([0, value, 1], np.float32)
+    with pytest.raises(NumericsError, match="not finite") as caught:
+        sampler.sample(logits, filled(temperature=temperature), seed=0, position=12)
+    assert caught.value.where == "position 12, token 1"
+    assert "1 of 3 logits" in caught.value.found

@@ -1,0 +1,73 @@
+"""What a request may ask for, what is refused, and what the checkpoint's defaults fill in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from hadron.errors import ConfigError, RequestError
+from hadron.sampling_params import SamplingParams
+
+
+def test_stop_may_be_one_string_or_several() -> None:
+    assert SamplingParams(stop="a").stop_strings == ("a",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert SamplingParams().stop_strings == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("max_tokens", 0, "an integer of at least 1"),
+        ("max_tokens", True, "an integer of at least 1"),
+        ("max_tokens", 1.5, "an integer of at least 1"),
+        ("temperature", -0.1, "a number from 0 to 1000"),
+        ("temperature", math.nan, "a number from 0 to 1000"),
+        ("temperature", "hot", "a number from 0 to 1000"),
+        ("top_p", 0, "a number above 0, at most 1"),
+        ("top_p", 1.01, "a number from 0 to 1, not 0"),
+        ("top_k", -2, "an integer of at least -1"),
+        ("min_p", 2, "a number from 0 to 1"),
+        ("seed", -1, f"an integer of at least 0, at most {2**64 - 1}"),
+        ("logprobs", 101, "an integer of at least 0, at most 100"),
+        ("stop", [""], "a string or a list of strings, none of them empty"),
+        ("stop", "", "a string or a list of strings, none of them empty"),
+        ("stop", [3], "a string or a list of strings, none of them empty"),
+        ("stop", None, "a string or a list of strings, none of them empty"),
+        ("stop_token_ids", "12", "a list of token ids"),
+        ("stop_token_ids", [1.0], "a list of token ids"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(field: str, value: Any, accepted: str) -> None:
+    with pytest.raises(RequestError, match=f"{field} cannot be used") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.where == field
+    assert caught.value.found == repr(value)
+    assert caught.value.accepted == accepted
+
+
+def test_defaults_come_from_the_checkpoint_and_yield_to_the_caller() -> None:
+    file = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 20}
+    filled = SamplingParams().with_defaults(file)
+    assert (filled.temperature, filled.top_p, filled.top_k) == (0.7, 0.9, 20)
+    filled = SamplingParams(temperature=0, top_p=1.0).with_defaults(file)
+    assert (filled.temperature, filled.top_p, filled.top_k) == (0, 1.0, 20)
+
+
+def test_without_a_file_everything_is_sampled_as_it_is() -> None:
+    filled = SamplingParams().with_defaults({})
+    assert (filled.temperature, filled.top_p, filled.top_k) == (1.0, 1.0, 0)
+
+
+def test_do_sample_false_is_greedy() -> None:
+    assert SamplingParams().with_defaults({"do_sample": False, "temperature": 0.6}).temperature == 0
+    assert SamplingParams(temperature=0.5).with_defaults({"do_sample": False}).temperature == 0.5
+
+
+def test_a_default_that_makes_no_sense_names_the_file() -> None:
+    with pytest.raises(ConfigError, match="a sampling default of the checkpoint cannot be used") as caught:
+        SamplingParams().with_defaults({"top_p": "high"})
+    assert caught.value.where == "generation_config.json: top_p"
+    assert caught.value.found == "'high'"
