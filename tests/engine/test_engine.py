@@ -1,0 +1,261 @@
+"""The loop on a model that is arithmetic: the next token is a function of every token before it.
+
+It reads the tokens back from the pages and counts in the state slot, so a page, position or stamp that
+is off changes what it says.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import DATA
+from hadron.batch import ForwardBatch
+from hadron.cache.spec import CacheSpec, LayerCache
+from hadron.engine.engine import Engine
+from hadron.engine.runner import Runner
+from hadron.errors import CapacityError, NumericsError, RequestError
+from hadron.sampling_params import SamplingParams
+from hadron.tokenizer.tokenizer import Tokenizer
+
+VOCABULARY = 481
+END = 480
+
+
+def digest(tokens: list[int]) -> int:
+    value = 17
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value
+
+
+def next_token(tokens: list[int]) -> int:
+    return digest(tokens) % VOCABULARY
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Arithmetic:
+    """Forward gives a digest of the whole prefix for each token; logits peak at the token it names."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.settings = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+        self.steps: list[int] = []
+        self.heads = 0
+        self.fail_at = fail_at
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        batch.check_stamps()
+        self.steps.append(batch.tokens)
+        batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
+        rows = batch.pages.latent_rows(0)
+        out = []
+        for i, (start, count) in enumerate(zip(batch.context_lens, batch.query_lens, strict=True)):
+            size = batch.pages.page_size
+            slots = [int(batch.block_tables[i, p // size]) * size + p % size for p in range(start + count)]
+            prefix = [int(rows[s]) for s in slots]
+            state = batch.states.kda[0]
+            assert state is not None
+            assert int(state[batch.state_slots[i]]) == start
+            state[batch.state_slots[i]] += count
+            out += [digest(prefix[: p + 1]) for p in range(start, start + count)]
+        batch.advance()
+        return torch.tensor(out, dtype=torch.float64)[:, None]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.heads += hidden.shape[0]
+        logits = torch.zeros(hidden.shape[0], VOCABULARY)
+        logits[torch.arange(hidden.shape[0]), hidden[:, 0].long() % VOCABULARY] = 5
+        if self.fail_at is not None and self.heads >= self.fail_at:
+            logits[-1, 3] = float("nan")
+        return logits
+
+
+def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True, **options: Any) -> tuple[Engine, Any]:
+    model: Any = Arithmetic(options.pop("fail_at", None))
+    if not has_state:
+        model.forward = stateless(model)
+    layer = LayerCache(latent_width=1, kda=(1, 1) if has_state else ())
+    runner = Runner(model, CacheSpec((layer,), pool=1, dtype="float32", page_size=4), max_context=max_context)
+    settings = {"vocabulary": VOCABULARY, "max_position": 1000, "eos": frozenset({END}), "tokenizer": None} | options
+    return Engine(runner, chunk_size=chunk_size, **settings), model
+
+
+def stateless(model: Arithmetic) -> Any:
+    def forward(batch: ForwardBatch) -> torch.Tensor:
+        model.steps.append(batch.tokens)
+        batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
+        rows = batch.pages.latent_rows(0)[:, 0]
+        size, table = batch.pages.page_size, batch.block_tables[0]
+        end = batch.context_lens[0] + batch.query_lens[0]
+        prefix = [int(rows[int(table[p // size]) * size + p % size]) for p in range(end)]
+        batch.advance()
+        out = [digest(prefix[: p + 1]) for p in range(batch.context_lens[0], end)]
+        return torch.tensor(out, dtype=torch.float64)[:, None]
+
+    return forward
+
+
+def run(e: Engine, prompt: list[int], **params: Any) -> Any:
+    filled = SamplingParams(**({"temperature": 0} | params)).with_defaults({})
+    e.check_params(filled)
+    request = e.add("r", e.check_prompt(prompt, "prompt"), filled)
+    while e.has_requests:
+        e.step()
+    return request.output().outputs[0]
+
+
+PROMPT = [5, 9, 2, 7, 1, 8, 4, 3, 6, 11, 12]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 4, 5, 10, 11, 12, 100])
+def test_a_prompt_in_pieces_gives_the_same_tokens(chunk_size: int) -> None:
+    e, model = engine(chunk_size=chunk_size)
+    assert run(e, PROMPT, max_tokens=20, ignore_eos=True).token_ids == continuation(PROMPT, 20)
+    whole, rest = divmod(len(PROMPT), chunk_size)
+    assert model.steps == [chunk_size] * whole + [rest] * bool(rest) + [1] * 19
+    assert model.heads == 20, "logits are computed where a token is chosen, nowhere else"
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 50])
+def test_logits_have_a_row_for_every_token(chunk_size: int) -> None:
+    e, _ = engine(chunk_size=chunk_size)
+    logits = e.logits(e.check_prompt(PROMPT, "prompt"))
+    assert logits.dtype == np.float32
+    assert logits.shape == (len(PROMPT), VOCABULARY)
+    assert logits.argmax(-1).tolist() == [next_token(PROMPT[: i + 1]) for i in range(len(PROMPT))]
+
+
+def test_requests_follow_one_another_on_the_same_cache() -> None:
+    e, _ = engine(max_context=32)
+    for start in range(12):
+        prompt = list(range(start, start + 20))
+        assert run(e, prompt, max_tokens=13, ignore_eos=True).token_ids == continuation(prompt, 13)
+
+
+def test_queued_requests_are_all_served_in_order() -> None:
+    e, _ = engine()
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True).with_defaults({})
+    requests = [e.add(str(i), (i + 1, i), params) for i in range(3)]
+    order = []
+    while e.has_requests:
+        order += [event.request_id for event in e.step()]
+    assert order == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
+    for i, request in enumerate(requests):
+        assert request.output_token_ids == continuation([i + 1, i], 3)
+
+
+def test_whole_pages_of_an_earlier_prompt_are_used_again() -> None:
+    e, model = engine(chunk_size=100, has_state=False)
+    first = run(e, PROMPT, max_tokens=6, ignore_eos=True)
+    model.steps.clear()
+    assert run(e, [*PROMPT[:9], 99], max_tokens=6, ignore_eos=True).token_ids == continuation([*PROMPT[:9], 99], 6)
+    assert model.steps[0] == 2, "8 of 10 tokens were cached"
+    model.steps.clear()
+    assert run(e, PROMPT, max_tokens=6, ignore_eos=True) == first
+
+
+def test_the_last_token_that_fits_is_generated() -> None:
+    e, _ = engine(max_context=16)
+    out = run(e, PROMPT, max_tokens=None, ignore_eos=True)
+    assert out.token_ids == continuation(PROMPT, 16 - len(PROMPT) + 1)
+    assert out.finish_reason == "length"
+
+
+def test_the_models_end_token_stops() -> None:
+    prompt = next([a, b] for a in range(400) for b in range(3) if next_token([a, b]) == END)
+    e, _ = engine()
+    out = run(e, prompt, max_tokens=9)
+    assert (out.token_ids, out.finish_reason, out.stop_reason) == ([END], "stop", None)
+    out = run(e, prompt, max_tokens=9, ignore_eos=True)
+    assert (out.token_ids, out.finish_reason) == (continuation(prompt, 9), "length")
+
+
+def test_events_carry_the_text_and_the_end() -> None:
+    tokenizer = Tokenizer.load(DATA / "tokenizer")
+    e, _ = engine(tokenizer=tokenizer, eos=frozenset())
+    params = SamplingParams(temperature=0, max_tokens=40).with_defaults({})
+    request = e.add("x", tuple(PROMPT), params, "what it was")
+    events = []
+    while e.has_requests:
+        events += e.step()
+    out = request.output()
+    assert [event.token_id for event in events] == out.outputs[0].token_ids == continuation(PROMPT, 40)
+    assert "".join(event.text for event in events) == out.outputs[0].text == tokenizer.decode(out.outputs[0].token_ids)
+    assert [event.finish_reason for event in events] == [None] * 39 + ["length"]
+    assert (out.prompt, out.finished) == ("what it was", True)
+
+
+def test_logprobs_name_their_tokens() -> None:
+    tokenizer = Tokenizer.load(DATA / "tokenizer")
+    e, _ = engine(tokenizer=tokenizer, eos=frozenset())
+    out = run(e, PROMPT, max_tokens=3, logprobs=2)
+    chosen = np.exp(5) / (np.exp(5) + VOCABULARY - 1)
+    for token, row in zip(out.token_ids, out.logprobs, strict=True):
+        assert next(iter(row)) == token
+        assert len(row) == 2
+        assert row[token].logprob == pytest.approx(np.log(chosen))
+        assert row[token].decoded_token == tokenizer.token_text(token)
+    assert out.cumulative_logprob == pytest.approx(3 * np.log(chosen))
+
+
+def test_a_seed_gives_the_same_tokens_whatever_the_chunks() -> None:
+    first, *others = [
+        run(engine(chunk_size=c)[0], PROMPT, max_tokens=30, temperature=3.0, seed=11, ignore_eos=True).token_ids
+        for c in (1, 4, 64)
+    ]
+    assert others == [first, first]
+    assert first != run(engine()[0], PROMPT, max_tokens=30, temperature=3.0, seed=12, ignore_eos=True).token_ids
+    unseeded = [run(engine()[0], PROMPT, max_tokens=30, temperature=3.0, ignore_eos=True).token_ids for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_a_prompt_beyond_the_models_context_is_refused_with_numbers() -> None:
+    e, model = engine(max_position=10, max_context=64)
+    with pytest.raises(RequestError, match="longer than the model's context") as caught:
+        e.check_prompt(PROMPT, "prompts[3]")
+    assert (caught.value.where, caught.value.found, caught.value.accepted) == ("prompts[3]", "11 tokens", "at most 10")
+    assert model.steps == []
+
+
+def test_a_prompt_beyond_the_cache_is_refused_with_numbers() -> None:
+    e, _ = engine(max_context=8)
+    with pytest.raises(CapacityError, match="does not fit into the cache") as caught:
+        e.check_prompt(PROMPT, "prompt")
+    assert caught.value.found == "11 tokens"
+    assert caught.value.accepted == "at most 8 (the model itself could take 1000)"
+    assert "--max-context" in caught.value.hint
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    e, _ = engine()
+    with pytest.raises(RequestError, match="stop strings need a tokenizer") as caught:
+        e.check_params(SamplingParams(stop="x").with_defaults({}))
+    assert caught.value.hint == "give the ids that end a text as stop_token_ids"
+
+
+def test_stop_ids_outside_the_vocabulary_are_refused() -> None:
+    e, _ = engine()
+    with pytest.raises(RequestError) as caught:
+        e.check_params(SamplingParams(stop_token_ids=[3, 481]).with_defaults({}))
+    assert caught.value.where == "stop_token_ids[1]"
+
+
+def test_after_a_failed_step_everything_is_given_back() -> None:
+    e, model = engine(fail_at=3)
+    with pytest.raises(NumericsError, match="not finite") as caught:
+        run(e, PROMPT, max_tokens=9, ignore_eos=True)
+    assert caught.value.where == f"position {len(PROMPT) + 2}, token 3"
+    e.abort_all()
+    assert not e.has_requests
+    model.fail_at = None
+    assert run(e, PROMPT, max_tokens=9, ignore_eos=True).token_ids == continuation(PROMPT, 9)
