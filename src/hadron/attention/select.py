@@ -87,7 +87,9 @@ def refusals(row: BackendRow, needs: AttentionNeeds) -> tuple[str, ...]:
         reasons.append(f"{row.name} runs on {', '.join(row.platforms)}, not on {needs.platform}")
     if needs.sparse != row.is_sparse:
         kinds = {True: "sparse", False: "dense"}
-        reasons.append(f"{row.name} is a {kinds[row.is_sparse]} backend, the model's attention is {kinds[needs.sparse]}")
+        reasons.append(
+            f"{row.name} is a {kinds[row.is_sparse]} backend, the model's attention is {kinds[needs.sparse]}"
+        )
     if needs.cache_dtype not in row.cache_dtypes:
         reasons.append(f"{row.name} reads caches of {', '.join(row.cache_dtypes)}, not of {needs.cache_dtype}")
     if needs.speculative and not row.speculative_verification:
@@ -134,9 +136,7 @@ def select(
     return _none(*refused)
 
 
-def _prefill(
-    row: BackendRow, needs: AttentionNeeds, prefill: str, reasons: list[str]
-) -> tuple[str, tuple[str, ...]]:
+def _prefill(row: BackendRow, needs: AttentionNeeds, prefill: str, reasons: list[str]) -> tuple[str, tuple[str, ...]]:
     if prefill == "auto":
         against = dense_refusals(row, needs)
         reasons.append("mqa: " + ("; ".join(against) if against else "default, the same work in prefill and decode"))

@@ -19,7 +19,7 @@ PAGE_SIZE = 64
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
-class LayerKinds(Protocol):
+class _LayerKinds(Protocol):
     """What is needed of a `LayerSchedule`."""
 
     @property
@@ -28,14 +28,14 @@ class LayerKinds(Protocol):
     def indexer(self) -> str | None: ...
 
 
-class LatentSizes(Protocol):
+class _LatentSizes(Protocol):
     """What is needed of `MlaDimensions`."""
 
     @property
     def latent_width(self) -> int: ...
 
 
-class IndexerSizes(Protocol):
+class _IndexerSizes(Protocol):
     """What is needed of `IndexerDimensions`."""
 
     @property
@@ -46,7 +46,7 @@ class IndexerSizes(Protocol):
     def pooled(self) -> bool: ...
 
 
-class KdaSizes(Protocol):
+class _KdaSizes(Protocol):
     """What is needed of `KdaDimensions`."""
 
     @property
@@ -57,15 +57,15 @@ class KdaSizes(Protocol):
     def conv_kernel(self) -> int: ...
 
 
-class CachedModel(Protocol):
+class _CachedModel(Protocol):
     """A configuration whose cache can be laid out; its `kda` is looked for, and may be missing."""
 
     @property
-    def layers(self) -> Sequence[LayerKinds]: ...
+    def layers(self) -> Sequence[_LayerKinds]: ...
     @property
-    def mla(self) -> LatentSizes: ...
+    def mla(self) -> _LatentSizes: ...
     @property
-    def indexer(self) -> IndexerSizes: ...
+    def indexer(self) -> _IndexerSizes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class CacheSpec:
         return any(c.kda or c.tail_rows for c in self.layers)
 
 
-def cache_spec(config: CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) -> CacheSpec:
+def cache_spec(config: _CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) -> CacheSpec:
     """The cache of the decoder layers of `config`. dtype: `float32` or `bfloat16`.
 
     `UnsupportedError` for another dtype, and where a pool would straddle pages.
@@ -150,12 +150,10 @@ def cache_spec(config: CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) -
     )
 
 
-def _layer(kinds: LayerKinds, config: CachedModel, kda: KdaSizes | None) -> LayerCache:
+def _layer(kinds: _LayerKinds, config: _CachedModel, kda: _KdaSizes | None) -> LayerCache:
     if kinds.attention == "kda":
         assert kda is not None, "a KDA layer without KDA sizes"
-        return LayerCache(
-            kda=(kda.heads, kda.head_dim), conv=(3 * kda.heads * kda.head_dim, kda.conv_kernel - 1)
-        )
+        return LayerCache(kda=(kda.heads, kda.head_dim), conv=(3 * kda.heads * kda.head_dim, kda.conv_kernel - 1))
     full = kinds.indexer == "full"
     return LayerCache(
         latent_width=config.mla.latent_width,

@@ -35,7 +35,7 @@ class Carry:
     selection: torch.Tensor | None
 
 
-class IndexerConfig(Protocol):
+class _IndexerConfig(Protocol):
     """What is needed of `IndexerDimensions` to tell when it selects everything."""
 
     @property
@@ -48,7 +48,7 @@ class IndexerConfig(Protocol):
     def always_select_tail(self) -> bool: ...
 
 
-class TextConfig(Protocol):
+class _TextConfig(Protocol):
     """What every family's configuration holds of a text tower."""
 
     @property
@@ -56,10 +56,10 @@ class TextConfig(Protocol):
     @property
     def layers(self) -> tuple[LayerSchedule, ...]: ...
     @property
-    def indexer(self) -> IndexerConfig: ...
+    def indexer(self) -> _IndexerConfig: ...
 
 
-def config_selection_budget(config: TextConfig) -> int:
+def config_selection_budget(config: _TextConfig) -> int:
     """`attention.select.selection_budget` of a family's configuration."""
     d = config.indexer
     return selection_budget(d.topk, pooled=d.pooled, pool=d.pool, always_select_tail=d.always_select_tail)
@@ -76,7 +76,7 @@ class ModelSettings:
 
 
 def model_settings(
-    config: TextConfig,
+    config: _TextConfig,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -95,7 +95,7 @@ class LanguageModel(ABC):
     `models/<family>/model.py` defines `build(config, weights, settings)`.
     """
 
-    def __init__(self, config: TextConfig, weights: Weights, settings: ModelSettings) -> None:
+    def __init__(self, config: _TextConfig, weights: Weights, settings: ModelSettings) -> None:
         self.settings = settings
         self.layer_count = len(config.layers)
         self.embed_tokens = Embedding("embed_tokens", config.vocabulary, weights, settings.kernels)
@@ -106,9 +106,7 @@ class LanguageModel(ABC):
         """The input of layer 0."""
 
     @abstractmethod
-    def run_layers(
-        self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int
-    ) -> Carry:
+    def run_layers(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int) -> Carry:
         """Layers first .. end-1; writes their caches but moves no stamp."""
 
     @abstractmethod
@@ -146,4 +144,3 @@ class LanguageModel(ABC):
                 hint="run `hadron check --data` to find broken weights; try --dtype float32",
             )  # fmt: skip
         return logits
-

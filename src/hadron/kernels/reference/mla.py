@@ -16,7 +16,7 @@ BOUND = 1 << 24
 """Largest intermediate, in elements."""
 
 
-class Expansion(Protocol):
+class _Expansion(Protocol):
     """key: float32 [heads, nope, kv_rank]; value: float32 [heads, v, kv_rank]; scale multiplies q.k."""
 
     @property
@@ -49,7 +49,7 @@ def selected_slots(selection: torch.Tensor, tables: torch.Tensor, page_size: int
     return torch.where(chosen, block * page_size + selection % page_size, -1)
 
 
-def sparse_attend(query: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, expansion: Expansion) -> torch.Tensor:
+def sparse_attend(query: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, expansion: _Expansion) -> torch.Tensor:
     """query float32 [tokens, heads, width], rows [slots, width], slots [tokens, k] (-1: none)
     -> float32 [tokens, heads, kv_rank]; zeros for a query that selects nothing."""
     rank = expansion.key.shape[-1]
@@ -73,7 +73,7 @@ def expand(mixed: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return torch.einsum("thr,hvr->thv", mixed, value)
 
 
-def dense_attend(query: torch.Tensor, context: torch.Tensor, start: int, expansion: Expansion) -> torch.Tensor:
+def dense_attend(query: torch.Tensor, context: torch.Tensor, start: int, expansion: _Expansion) -> torch.Tensor:
     """Causal attention with keys and values expanded from all rows of one sequence.
 
     query [n, heads, nope + rope] at positions start .. start+n-1; context [length, kv_rank + rope]

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 
-class RouterSizes(Protocol):
+class _RouterSizes(Protocol):
     """What the router needs of `MoeDimensions`."""
 
     @property
@@ -28,7 +28,7 @@ class RouterSizes(Protocol):
 
 
 def route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dims: RouterSizes
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dims: _RouterSizes
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, hidden], weight [experts, hidden], bias float32 [experts] -> (ids, weights).
 

@@ -39,9 +39,9 @@ class DecoderLayer:
             self.self_attn = Mla(prefix + "self_attn", index, config.mla, own, weights, settings.attention, kernels)
         self.mlp: Mlp | Moe
         if schedule.mlp == "sparse":
-            self.mlp = Moe(prefix + "mlp", config.moe, weights)
+            self.mlp = Moe(prefix + "mlp", config.moe, weights, kernels)
         else:
-            self.mlp = Mlp(prefix + "mlp", config.mlp, weights)
+            self.mlp = Mlp(prefix + "mlp", config.mlp, weights, kernels)
         self.dtype = settings.dtype
 
     def __call__(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry) -> Carry:
@@ -72,9 +72,7 @@ class Glm5NextModel(LanguageModel):
         """Rows of the embedding table, once for each stream."""
         return Carry(self.embed_tokens(batch.token_ids).unsqueeze(1).repeat(1, self.streams, 1), None)
 
-    def run_layers(
-        self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int
-    ) -> Carry:
+    def run_layers(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int) -> Carry:
         """Layers first .. end-1."""
         for layer in self.layers[first:end]:
             carry = layer(batch, metadata, carry)

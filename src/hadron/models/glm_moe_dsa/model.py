@@ -30,9 +30,9 @@ class DecoderLayer:
         self.post_attention_layernorm = RmsNorm(prefix + "post_attention_layernorm", config.norm_eps, weights, kernels)
         self.mlp: Mlp | Moe
         if schedule.mlp == "sparse":
-            self.mlp = Moe(prefix + "mlp", config.moe, weights)
+            self.mlp = Moe(prefix + "mlp", config.moe, weights, kernels)
         else:
-            self.mlp = Mlp(prefix + "mlp", config.mlp, weights)
+            self.mlp = Mlp(prefix + "mlp", config.mlp, weights, kernels)
         self.dtype = settings.dtype
 
     def __call__(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry) -> Carry:
@@ -56,9 +56,7 @@ class GlmMoeDsaModel(LanguageModel):
         """Rows of the embedding table."""
         return Carry(self.embed_tokens(batch.token_ids), None)
 
-    def run_layers(
-        self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int
-    ) -> Carry:
+    def run_layers(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, first: int, end: int) -> Carry:
         """Layers first .. end-1."""
         for layer in self.layers[first:end]:
             carry = layer(batch, metadata, carry)
