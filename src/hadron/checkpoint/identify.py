@@ -86,10 +86,12 @@ def identify(shape: tuple[int, ...], beside: Mapping[str, Tensor], hint: Quantiz
     tensors = {role: beside[suffix] for role, suffix in suffixes.items()}
     try:
         if "weight" not in tensors:
-            raise _RefusedError("HC301", "no weight beside " + ", ".join(beside), "a tensor named weight or weight_packed")
+            raise _RefusedError("HC301", f"only {', '.join(beside)}", "a tensor named weight or weight_packed")
         scheme, storage, used = _scheme(shape, tensors, suffixes, hint)
     except _RefusedError as refusal:
         return Identity(None, PLAIN_STORAGE, tuple(suffixes.items()), tuple(leftovers), refusal.fault)
+    if scheme.fp8_stage:  # Quark numbers the stages in the order they were applied; ours are named for what they do
+        suffixes["scale"], suffixes["global_scale"] = suffixes["global_scale"], suffixes["scale"]
     used |= {"weight", "bias"} | ({"input_scale"} if scheme.quantized else set())
     leftovers += [suffix for role, suffix in suffixes.items() if role not in used]
     roles = tuple((role, suffix) for role, suffix in suffixes.items() if role in used)
@@ -163,18 +165,22 @@ def _block(
     def fits(r: int, c: int) -> bool:
         return scale == (ceil_div(rows, r), ceil_div(columns, c))
 
-    if hint is not None and hint.granularity is Granularity.BLOCK and fits(hint.rows, hint.columns):
+    claimed = hint is not None and hint.granularity is Granularity.BLOCK
+    if hint is not None and claimed and fits(hint.rows, hint.columns):
         return hint
     if hint == s.FP8_CHANNEL and scale == (rows, 1):
         return None
     if fits(128, 128):
         return s.fp8_block(128, 128)
-    if scale == (rows, 1):
+    if scale == (1, 1) and hint is not None and claimed:  # one number for many blocks: not what any quantizer writes
+        raise _RefusedError(
+            "HC404", f"a scale [1, 1] for F8_E4M3 [{rows}, {columns}]", f"one for each block ({hint.name})"
+        )
+    if scale in ((rows, 1), (1, 1)):
         return None
+    # Only square blocks are guessed: a row of scales too few would pass for an oblong block.
     square = next((b for b in _BLOCKS if fits(b, b)), None)
-    if square is not None:
-        return s.fp8_block(square, square)
-    return next((s.fp8_block(r, c) for r in (*_BLOCKS, 1) for c in _BLOCKS if fits(r, c)), None)
+    return None if square is None else s.fp8_block(square, square)
 
 
 def _int8(rows: int, scale: Tensor) -> QuantizationScheme:

@@ -144,7 +144,7 @@ def mtp_extras(layer: Place, hidden: int, vocabulary: int) -> Iterator[ModuleSpe
     for name in ("enorm", "hnorm", "shared_head.norm"):
         yield from layer.norm(name, hidden)
     for name, kind in (("embed_tokens", ModuleKind.EMBEDDING), ("shared_head.head", ModuleKind.LM_HEAD)):
-        if layer.at + name in layer.stored.modules:
+        if any(f"{layer.at}{name}.{suffix}" in layer.stored.tensors for suffix in ("weight", "weight_packed")):
             yield from layer.one(name, kind, (vocabulary, hidden))
 
 
