@@ -92,9 +92,11 @@ def command(model: str, as_json: bool, pattern: str | None, data: bool, kernels:
 
 
 def _plan(model: str, kernels: str, device: str, data: bool) -> LoadPlan:
+    from hadron.cli import console
     from hadron.preflight.build import make_plan
 
-    plan = make_plan(model, kernels=kernels, device=device)
+    with console.progress("reading headers", unit="files") as advance:
+        plan = make_plan(model, kernels=kernels, device=device, progress=lambda _, done, total: advance(done, total))
     return _scanned(plan) if data else plan
 
 
@@ -106,7 +108,7 @@ def _scanned(plan: LoadPlan) -> LoadPlan:
     from hadron.cli import console
 
     with console.progress("reading") as advance:
-        found = scan(plan, advance)
+        found = scan(plan, lambda _, done, total: advance(done, total))
     return replace(plan, problems=(*plan.problems, *found))
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from time import monotonic
 from typing import IO, Any
 
 import click
@@ -19,6 +20,8 @@ from hadron.errors import HadronError
 from hadron.preflight.report import Line, Role
 
 Progress = Callable[[int, int], None]
+
+PATIENCE = 0.4
 
 _STYLES: dict[Role, dict[str, Any]] = {
     Role.TITLE: {"bold": True},
@@ -75,11 +78,28 @@ def write_failure(message: str) -> None:
 def progress(description: str, *, unit: str = "bytes") -> Iterator[Progress]:
     """A progress bar on stderr, fed by calling the yielded `(done, total)`; nothing off a terminal.
 
-    unit: `bytes` shows sizes and speed; anything else counts.
+    unit: `bytes` shows sizes and speed; anything else counts. What ends within `PATIENCE` seconds
+    gets no bar.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield _silent
         return
+    with ExitStack() as stack:
+        bar: Progress | None = None
+        patient_until = monotonic() + PATIENCE
+
+        def update(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None and monotonic() >= patient_until:
+                bar = stack.enter_context(_bar(description, unit))
+            if bar is not None:
+                bar(done, total)
+
+        yield update
+
+
+@contextmanager
+def _bar(description: str, unit: str) -> Iterator[Progress]:
     from rich import progress as bars
     from rich.console import Console
 
@@ -87,14 +107,10 @@ def progress(description: str, *, unit: str = "bytes") -> Iterator[Progress]:
     if unit == "bytes":
         figures = (bars.DownloadColumn(), bars.TransferSpeedColumn())
     screen = Console(stderr=True, no_color=not coloured(sys.stderr))
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), *figures, bars.TimeRemainingColumn())
-    with bars.Progress(*columns, console=screen, transient=True) as shown:
-        task = shown.add_task(printable(description).replace("[", r"\["), total=None)
-
-        def update(done: int, total: int) -> None:
-            shown.update(task, completed=done, total=total)
-
-        yield update
+    columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), *figures)
+    with bars.Progress(*columns, bars.TimeRemainingColumn(), console=screen, transient=True) as shown:
+        task = shown.add_task(printable(description), total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def _silent(done: int, total: int) -> None:

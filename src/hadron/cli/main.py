@@ -72,9 +72,12 @@ def cli() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     try:
-        # in this mode click returns what the command gave to `ctx.exit`, else what it returned
-        code = cli.main(args=arguments, prog_name="hadron", standalone_mode=False)
+        # not `cli.main`, which would answer a closed pipe with exit code 1: "the checkpoint has errors"
+        with cli.make_context("hadron", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            code = cli.invoke(context)
         sys.stdout.flush()
+    except click.exceptions.Exit as done:  # `--help` and `--version`
+        code = done.exit_code
     except BrokenPipeError:
         # whoever read our output has gone; let nothing be flushed into the pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

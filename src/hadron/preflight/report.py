@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -21,7 +21,9 @@ from hadron.preflight.plan import LoadPlan, ModulePlan
 from hadron.problems import CODES, Problem, Severity
 
 WIDTH = 100
+SCREEN = 45  # lines; problems are told more briefly where they would not fit
 _LABEL = 11  # columns of the labels on the left
+_TENSOR_ROLES = ("weight", "scale", "global_scale", "zero_point", "shape", "bias", "input_scale")
 
 
 class Role(StrEnum):
@@ -45,8 +47,10 @@ class Line(NamedTuple):
 
 
 _ROLES = {Severity.ERROR: Role.ERROR, Severity.WARNING: Role.WARNING, Severity.NOTE: Role.NOTE}
-_MESSAGE_LINES = {Severity.ERROR: 4, Severity.WARNING: 2, Severity.NOTE: 1}
-_HINT_LINES = {Severity.ERROR: 2, Severity.WARNING: 1, Severity.NOTE: 1}
+
+#: lines a message and a hint may take: in full, and where the whole would not fit the screen
+_FULL = dict.fromkeys(Severity, (6, 3))
+_BRIEF = {Severity.ERROR: (4, 2), Severity.WARNING: (2, 1), Severity.NOTE: (1, 1)}
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Tally:
     modules: int = 0
     parameters: int = 0
     bytes: int = 0
-    kernels: Counter[str] = field(default_factory=Counter)
+    providers: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
@@ -64,7 +68,7 @@ class Tally:
         self.modules += other.modules
         self.parameters += other.parameters
         self.bytes += other.bytes
-        self.kernels.update(other.kernels)
+        self.providers.update(other.providers)
         self.sources.update(other.sources)
 
 
@@ -80,19 +84,15 @@ class Use(NamedTuple):
 def summary(plan: LoadPlan) -> Iterator[Line]:
     """The whole plan on one screen: totals, modules by kind and scheme, machine, problems, verdict."""
     uses = tally(plan)
-    yield from _header(plan)
+    lines = [*_header(plan)]
     if uses:
-        yield Line("")
-        yield from _kinds(uses)
-        yield Line("")
-        yield from _schemes(uses)
-    yield Line("")
-    yield from _sections(plan, uses)
-    yield from _attention(plan)
-    yield from _memory(plan)
-    if plan.problems:
-        yield Line("")
-        yield from _problems(plan.problems)
+        lines += [Line(""), *_kinds(uses), Line(""), *_schemes(uses)]
+    lines += [Line(""), *_sections(plan, uses), *_attention(plan), *_memory(plan), Line("")]
+    problems = [*_problems(plan.problems, _FULL)]
+    if len(lines) + len(problems) >= SCREEN:
+        problems = [*_problems(plan.problems, _BRIEF)]
+    yield from lines
+    yield from problems
     yield _verdict(plan)
 
 
@@ -121,7 +121,7 @@ def tally(plan: LoadPlan) -> dict[Use, Tally]:
         for name in module.tensors.values():
             begin, end = tensors[name].data_offsets
             counted.bytes += end - begin
-        counted.kernels[module.kernel.name if module.kernel else "none"] += 1
+        counted.providers[module.kernel.provider if module.kernel else "-"] += 1
         counted.sources[module.decided_by.source.value] += 1
     return uses
 
@@ -169,11 +169,11 @@ def _kinds(uses: dict[Use, Tally]) -> Iterator[Line]:
         if use.section is Section.TEXT:
             rows.setdefault((use.kind, use.scheme), Tally()).add(counted)
     yield from table(
-        ("module", "scheme", "modules", "parameters", "bytes", "kernel", "decided by"),
+        ("module", "scheme", "modules", "parameters", "bytes", "kernels", "decided by"),
         "<<>>><<",
         [
             (kind, scheme, f"{row.modules:,}", count_text(row.parameters), bytes_text(row.bytes),
-             _most(row.kernels), _most(row.sources))
+             _most(row.providers), _most(row.sources))
             for (kind, scheme), row in rows.items()
         ],
     )  # fmt: skip
@@ -248,7 +248,7 @@ def _attention(plan: LoadPlan) -> Iterator[Line]:
     chosen = plan.attention
     path = f", prefill path {chosen.prefill_path}" if chosen.prefill_path else ""
     reasons = "; ".join(chosen.reasons)
-    words = f"{chosen.backend or 'none'}{path}" + (f": {reasons}" if reasons else "")
+    words = f"{chosen.backend or 'none'}{path}" + (f" ({reasons})" if reasons else "")
     yield from _labelled("attention", words, lines=4)
     refused = dict.fromkeys(why for module in plan.modules if module.kernel for why in module.kernel.refused)
     if refused:
@@ -266,30 +266,29 @@ def _memory(plan: LoadPlan) -> Iterator[Line]:
     machine = plan.platform
     yield from _labelled(
         "machine",
-        f"{machine.device}, {machine.description}, {machine.cores} cores, {bytes_text(memory.available)} memory; "
+        f"{machine.device}, {machine.description}, {machine.cores} cores, {bytes_text(memory.available)} memory, "
         f"room for {memory.max_context:,} tokens of context",
-        lines=1,
     )
 
 
-def _problems(problems: Iterable[Problem]) -> Iterator[Line]:
+def _problems(problems: Iterable[Problem], limits: Mapping[Severity, tuple[int, int]]) -> Iterator[Line]:
     groups: dict[tuple[Severity, str], list[Problem]] = {}
     for found in problems:
         groups.setdefault((found.severity, found.code), []).append(found)
     order = list(Severity)
     for severity, code in sorted(groups, key=lambda key: (order.index(key[0]), key[1])):
-        yield from _group(severity, code, groups[severity, code])
+        yield from _group(severity, code, groups[severity, code], *limits[severity])
 
 
-def _group(severity: Severity, code: str, group: list[Problem]) -> Iterator[Line]:
+def _group(severity: Severity, code: str, group: list[Problem], message_lines: int, hint_lines: int) -> Iterator[Line]:
     role, first = _ROLES[severity], group[0]
     times = f" ({len(group):,} times)" if len(group) > 1 else ""
     yield Line(f"{severity.value:<{_LABEL}}{code} {CODES[code][1]}{times}", role)
-    yield from _labelled("", first.message, lines=_MESSAGE_LINES[severity])
+    yield from _labelled("", first.message, lines=message_lines)
     names = dict.fromkeys(name for found in group for name in found.tensors if name not in first.message)
     if names:
         yield from _labelled("", _first_names(tuple(names)), role=Role.DETAIL)
-    yield from _labelled("", f"try: {first.hint}", role=Role.DETAIL, lines=_HINT_LINES[severity])
+    yield from _labelled("", f"try: {first.hint}", role=Role.DETAIL, lines=hint_lines)
 
 
 def _first_names(names: tuple[str, ...]) -> str:
@@ -327,7 +326,7 @@ def _detail(plan: LoadPlan, module: ModulePlan) -> Iterator[Line]:
     refused = f" ({'; '.join(kernel.refused)})" if kernel and kernel.refused else ""
     converts = ", converted once at load" if module.storage.converts else ""
     yield Line(f"  {'kernel':<14}{kernel.name if kernel else 'none'}{converts}{refused}")
-    for role, name in module.tensors.items():
+    for role, name in sorted(module.tensors.items(), key=lambda item: _TENSOR_ROLES.index(item[0])):
         tensor = plan.facts.tensors[name]
         shard = plan.facts.shards[tensor.shard].name if tensor.shard >= 0 else "unknown shard"
         stored = "x".join(str(size) for size in tensor.shape) or "scalar"

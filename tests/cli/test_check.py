@@ -1,0 +1,159 @@
+"""`hadron check` as a user meets it: output, exit codes, JSON, filters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hadron.preflight.build as build
+from conftest import ROOT
+from hadron.cli.main import run
+from hadron.preflight.report import select
+
+(SHIPPED,) = (path.parent for path in (ROOT / "src" / "hadron" / "assets").glob("*/config.json"))
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A checkpoint that a test may break."""
+    return Path(shutil.copytree(SHIPPED, tmp_path / "copy"))
+
+
+def edit_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_the_summary_of_a_sound_checkpoint(capsys: Captured) -> None:
+    assert run(["check", str(SHIPPED)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == str(SHIPPED)
+    assert lines[-1].startswith("OK: this checkpoint loads here")
+    assert err == ""
+    assert "\x1b" not in out
+    assert max(map(len, lines[1:])) <= 100
+
+
+def test_json_is_the_plan(capsys: Captured) -> None:
+    assert run(["check", str(SHIPPED), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (1, "")
+    value = json.loads(out)
+    plan = build.make_plan(str(SHIPPED))
+    assert value["ok"] is plan.ok is True
+    assert value["bytes"] == plan.bytes
+    assert [module["name"] for module in value["modules"]] == [module.name for module in plan.modules]
+    # every tensor of the file is claimed once
+    claimed = [name for module in value["modules"] for name in module["tensors"].values()]
+    assert sorted(claimed) == sorted(plan.facts.tensors)
+
+
+def test_modules_prints_what_matches(capsys: Captured) -> None:
+    pattern = "*.layers.3.self_attn.*_proj"
+    assert run(["check", str(SHIPPED), "--modules", pattern]) == 0
+    names = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    wanted = [module.name for module in select(build.make_plan(str(SHIPPED)), pattern)]
+    assert len(wanted) > 3
+    assert names == wanted
+
+
+def test_modules_limits_json(capsys: Captured) -> None:
+    assert run(["check", str(SHIPPED), "--json", "--modules", "lm_head"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [module["name"] for module in value["modules"]] == ["lm_head"]
+    assert value["parameters"] > 100_000
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_pattern_that_matches_nothing_is_wrong_usage(as_json: bool, capsys: Captured) -> None:
+    assert run(["check", str(SHIPPED), "--modules", "lm_haed", *["--json"] * as_json]) == 2
+    out, err = capsys.readouterr()
+    assert "no module has a name that matches" in err
+    assert "--modules lm_haed" in err
+    assert (json.loads(out)["error"]["where"] == "--modules lm_haed") if as_json else out == ""
+
+
+def test_errors_are_found_and_exit_1(copy: Path, capsys: Captured) -> None:
+    edit_config(copy, architectures=["LlamaForCausalLM"])
+    assert run(["check", str(copy)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "error      HC202 the architecture is not known" in lines
+    assert lines[-1].startswith("NOT OK: this checkpoint does not load (1 error")
+    assert run(["check", str(copy), "--json"]) == 1
+    value = json.loads(capsys.readouterr().out)
+    assert (value["ok"], value["family"], value["architecture"]) == (False, None, "LlamaForCausalLM")
+    (found,) = [p for p in value["problems"] if p["severity"] == "error"]
+    assert found["code"] == "HC202"
+    assert "Glm5NextForCausalLM" in found["message"]
+
+
+def test_a_truncated_shard_exits_1_with_its_name(copy: Path, capsys: Captured) -> None:
+    shard = copy / "model.safetensors"
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size - 1000)
+    assert run(["check", str(copy), "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert any(p["severity"] == "error" and "model.safetensors" in p["message"] for p in problems)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_checkpoint_exits_2(as_json: bool, tmp_path: Path, capsys: Captured) -> None:
+    missing = str(tmp_path / "nothing")
+    assert run(["check", missing, *["--json"] * as_json]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("hadron: error: ")
+    assert missing in err
+    for part in ("where:", "found:", "accepted:", "try:"):
+        assert part in err
+    if not as_json:
+        assert out == ""
+        return
+    value = json.loads(out)
+    error = value.pop("error")
+    assert value == {"schema_version": 1, "model": missing, "ok": False}
+    assert list(error) == ["what", "where", "found", "accepted", "hint"]
+    assert all(isinstance(part, str) and part for part in error.values())
+
+
+def test_a_folder_without_a_config_exits_2(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["check", str(tmp_path), "--json"]) == 2
+    assert "config.json" in str(json.loads(capsys.readouterr().out)["error"])
+
+
+def test_wrong_usage_answers_in_json_too(capsys: Captured) -> None:
+    assert run(["check", "x", "--json", "--device", "abacus"]) == 2
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert (value["model"], value["ok"]) == (None, False)
+    assert "abacus" in value["error"]["found"]
+    assert value["error"]["where"] == "hadron check x --json --device abacus"
+    assert err.startswith("Usage: hadron check")
+
+
+def test_kernels_that_cannot_are_refused_with_the_reason(capsys: Captured) -> None:
+    assert run(["check", str(SHIPPED), "--kernels", "triton"]) == 1
+    out = capsys.readouterr().out
+    assert "HC501 no kernel can run a module" in out
+
+
+def test_data_names_tensors_with_nan_codes(copy: Path, capsys: Captured) -> None:
+    assert run(["check", str(copy), "--data"]) == 0
+    capsys.readouterr()
+    plan = build.make_plan(str(copy))
+    name = "model.language_model.norm.weight"
+    begin, _ = plan.facts.tensors[name].data_offsets
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(plan.facts.shards[0].data_start + begin)
+        file.write(b"\xc0\x7f")  # NaN in bfloat16
+    assert run(["check", str(copy)]) == 0  # data is not read unless asked for
+    capsys.readouterr()
+    assert run(["check", str(copy), "--data", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    (found,) = [p for p in problems if p["severity"] == "error"]
+    assert (found["code"], found["tensors"]) == ("HC601", [name])
