@@ -7,6 +7,7 @@ end, sizes fit dtypes and shapes, the keys were counted). Whatever is off in any
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from dataclasses import dataclass, field
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 else:  # a literal type decodes every dtype to one shared string, and refuses the rest
     Dtype = Literal[tuple(STORAGE_BITS)]
 
-Size = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
+#: more dimensions than any tensor library takes
+MAX_DIMS = 64
 #: the longest header that any reader of the format accepts
 MAX_HEADER_BYTES = 100_000_000
 #: the length of the header, little-endian, comes first
@@ -42,7 +45,7 @@ class Tensor(Struct, gc=False):
     """
 
     dtype: Dtype
-    shape: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], Meta(max_length=MAX_DIMS)]
     data_offsets: tuple[Size, Size]
     shard: int = -1
 
@@ -171,6 +174,8 @@ def _fast(raw: bytes, data_bytes: int, shard: int) -> tuple[dict[str, Tensor], d
         for dim in tensor.shape:
             total *= dim
         if start != cursor or total != (end - start) * 8:
+            return None
+        if not total and math.prod(dim for dim in tensor.shape if dim) >= 2**63:
             return None
         cursor = end
         tensor.shard = shard

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hadron.checkpoint.header import LENGTH_BYTES, Header, Tensor, unreadable
+from hadron.checkpoint.header import LENGTH_BYTES, MAX_DIMS, Header, Tensor, unreadable
 from hadron.checkpoint.json_text import JsonFault, decode_text
 from hadron.problems import Problem, problem
 from hadron.quantization.dtypes import STORAGE_BITS
@@ -159,9 +159,11 @@ def _entry(
         return f"dtype {_short(dtype)}"
     if type(shape) is not list or not all(map(_size, shape)):
         return f"shape {_short(shape)}"
-    elements = math.prod(shape) if all(dim < 2**64 for dim in shape) and len(shape) <= 64 else 2**64
-    if elements >= 2**63:
+    if len(shape) > MAX_DIMS:
+        return f"a shape of {len(shape)} dimensions"
+    if math.prod(dim for dim in shape if dim) >= 2**63:
         return f"shape {_short(shape)}, whose elements cannot be counted in 63 bits"
+    elements = math.prod(shape)
     needed, rest = divmod(elements * STORAGE_BITS[dtype], 8)
     if rest:
         return f"{elements} elements of {dtype}, which fill no whole number of bytes"

@@ -18,7 +18,7 @@ from msgspec.json import Decoder
 
 from hadron.checkpoint.header import Header
 from hadron.checkpoint.header_faults import listing, printable
-from hadron.checkpoint.json_text import JsonFault, parse_json_object
+from hadron.checkpoint.json_text import JsonFault, parse_json, parse_json_object
 from hadron.problems import Problem, Severity, problem
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -69,9 +69,11 @@ def _fast(raw: bytes) -> dict[str, str] | None:
         return None
     try:
         index = _DECODER.decode(raw)
-    except (DecodeError, RecursionError):
+        metadata = bytes(index.metadata)
+        if metadata:
+            parse_json(metadata)
+    except (DecodeError, RecursionError, JsonFault):
         return None
-    metadata = bytes(index.metadata)
     quotes = 4 * len(index.weight_map) + 2 + (metadata.count(b'"') + 2 if metadata else 0)
     return index.weight_map if raw.count(b'"') == quotes and "" not in index.weight_map else None
 

@@ -51,7 +51,7 @@ class LocalFolder:
         """Names of the files at the top of the folder; `CheckpointError` when it cannot be listed."""
         try:
             with os.scandir(self._folder) as entries:
-                return sorted(entry.name for entry in entries if not entry.is_dir())
+                return sorted(entry.name for entry in entries if not _is_dir(entry))
         except OSError as error:
             raise CheckpointError(
                 f"the folder {self._folder} cannot be listed",
@@ -76,10 +76,16 @@ class LocalFolder:
         found: list[Header | None] = []
         for number, name in enumerate(names):
             path = self._folder / name
-            present = path.exists() or path.is_symlink()
-            found.append(read_header(path, name, number) if present else None)
+            found.append(read_header(path, name, number) if os.path.lexists(path) else None)
             self._progress("headers", number + 1, len(names))
         return found
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, say: opening it will tell
+        return False
 
 
 def local_folder(model: str | Path, progress: Progress = no_progress) -> LocalFolder | None:
@@ -87,6 +93,8 @@ def local_folder(model: str | Path, progress: Progress = no_progress) -> LocalFo
 
     `CheckpointError` where it is a file.
     """
+    if not str(model):  # which `Path` takes for the current folder
+        return None
     path = Path(model)
     try:
         mode = path.stat().st_mode
