@@ -33,7 +33,8 @@ def plan_memory(
     if config is None:
         return MemoryPlan(weights, converted, 0, 0, 0, platform.memory)
     spec = cache_spec(config, dtype=cache_dtype)
-    left = platform.memory - weights - converted - spec.bytes_per_sequence
+    # Mapped weights give way to caches: where they fill the memory, a quarter of it is counted on.
+    left = max(platform.memory - weights, platform.memory // 4) - converted - spec.bytes_per_sequence
     fits = max(0, left) // max(1, spec.bytes_per_token)
     return MemoryPlan(
         weights, converted, spec.bytes_per_token, spec.bytes_per_sequence, min(fits, config.max_position),

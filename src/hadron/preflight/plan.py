@@ -91,7 +91,8 @@ class AttentionPlan(Struct, frozen=True):
 class MemoryPlan(Struct, frozen=True):
     """Bytes at run time. weights are mapped, not copied, but for `converted` of them.
 
-    max_context: tokens of one sequence that fit into the remaining memory, at most the model's own.
+    max_context: tokens of one sequence whose cache fits beside the weights (in a quarter of the memory
+    where the weights fill it), at most the model's own.
     """
 
     weights: int

@@ -32,6 +32,8 @@ _FUSED_OF: dict[str, tuple[str, ...]] = {
     for parts in FUSED_NAMES.values()
     for part in parts
 }
+#: what an entry must contain to mean a fused name: most lists hold none, and then parts need not be asked for
+_FUSED_HINTS = ("gate_up", "qkv", "wk_weights", "conv1d")
 _SPECIAL = re.compile(r"[*?\[]")
 _ROOTS = ("model.", "lm_head", "language_model.", "visual.", "transformer.")
 
@@ -52,6 +54,8 @@ class NameMatcher:
         self._suffixes: dict[int, dict[str, str]] = {}
         self._patterns: list[tuple[str, re.Pattern[str]]] = []
         self._loose: list[str] = []
+        self._parents: dict[str, str | None] = {}
+        self._fused = any(hint in entry for entry in self.entries for hint in _FUSED_HINTS)
         self.invalid: list[tuple[str, str]] = []
         for entry in self.entries:
             self._add(entry, whole_regex, loose)
@@ -81,7 +85,7 @@ class NameMatcher:
     def find(self, name: str) -> str | None:
         """The entry that applies to the module `name`, or None."""
         entry = self._find(name)
-        if entry is None:
+        if entry is None and self._fused:
             head, _, leaf = name.rpartition(".")
             for fused in _FUSED_OF.get(leaf, ()):
                 if (entry := self._find(f"{head}.{fused}" if head else fused)) is not None:
@@ -102,17 +106,26 @@ class NameMatcher:
         for entry, pattern in self._patterns:
             if pattern.match(name):
                 return entry
-        if self._exact:
-            parent = name
-            while (cut := parent.rfind(".")) > 0:
-                parent = parent[:cut]
-                if parent in self._exact:
-                    return parent
+        if self._exact and (cut := name.rfind(".")) > 0:
+            head = name[:cut]
+            if head not in self._parents:
+                self._parents[head] = self._parent(head)
+            if (entry := self._parents[head]) is not None:
+                return entry
         dotted = f".{name}."
         for entry in self._loose:
             if f".{entry}." in dotted:
                 return entry
         return None
+
+    def _parent(self, head: str) -> str | None:
+        """The innermost exact entry among `head` and what it lies in."""
+        while head not in self._exact:
+            cut = head.rfind(".")
+            if cut < 0:
+                return None
+            head = head[:cut]
+        return head
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
         """Entries that apply to none of `names`, even where another entry had precedence."""
