@@ -34,7 +34,7 @@ def test_the_summary_of_a_sound_checkpoint(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0] == str(SHIPPED)
-    assert lines[-1].startswith("OK: this checkpoint loads here")
+    assert lines[-1].startswith("OK: this checkpoint can be loaded")
     assert err == ""
     assert "\x1b" not in out
     assert max(map(len, lines[1:])) <= 100
@@ -84,7 +84,7 @@ def test_errors_are_found_and_exit_1(copy: Path, capsys: Captured) -> None:
     assert run(["check", str(copy)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "error      HC202 the architecture is not known" in lines
-    assert lines[-1].startswith("NOT OK: this checkpoint does not load (1 error")
+    assert lines[-1].startswith("NOT OK: this checkpoint cannot be loaded (1 error")
     assert run(["check", str(copy), "--json"]) == 1
     value = json.loads(capsys.readouterr().out)
     assert (value["ok"], value["family"], value["architecture"]) == (False, None, "LlamaForCausalLM")

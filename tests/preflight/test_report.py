@@ -129,7 +129,7 @@ def test_counts_modules_parameters_and_bytes_by_kind(plans: Plans) -> None:
     ]  # fmt: skip
     assert row(lines, "mxfp4") == ["mxfp4", "mxfp4_dynamic", "2", "16.4K", "8.70", "kB"]
     assert lines[1] == "glm_moe_dsa (GlmMoeDsaForCausalLM), 20.6K parameters, 17.2 kB in 1 shard"
-    assert lines[-1] == "OK: this checkpoint loads here (no problems)"
+    assert lines[-1] == "OK: this checkpoint can be loaded (no problems)"
 
 
 def test_one_kind_with_two_schemes_has_two_rows(plans: Plans) -> None:
@@ -215,7 +215,7 @@ def test_problems_are_grouped_and_ordered_by_severity(plans: Plans) -> None:
         "           try: fetch the checkpoint again",
     ]
     assert lines[start + 4] == "note       HC204 the quantization configuration has a key that is not known"
-    assert lines[-1] == "NOT OK: this checkpoint does not load (7 errors, 1 note)"
+    assert lines[-1] == "NOT OK: this checkpoint cannot be loaded (7 errors, 1 note)"
     roles = {line.text: line.role for line in report.summary(plan)}
     assert roles[lines[start]] is report.Role.ERROR
     assert roles[lines[start + 4]] is report.Role.NOTE

@@ -110,19 +110,29 @@ def select(plan: LoadPlan, pattern: str) -> tuple[ModulePlan, ...]:
 def tally(plan: LoadPlan) -> dict[Use, Tally]:
     """Modules counted by how they are used."""
     tensors = plan.facts.tensors
-    uses: dict[Use, Tally] = {}
+    # Tens of thousands of modules share a few hundred values: group by identity first, by name after.
+    groups: dict[tuple[str, str, int, int, int, int], tuple[ModulePlan, Tally]] = {}
     for module in plan.modules:
-        use = Use(module.spec.section, module.kind.value, module.scheme.name, module.activation.name)
-        counted = uses.get(use)
-        if counted is None:
-            counted = uses[use] = Tally()
+        spec = module.spec
+        key = (
+            spec.section, spec.kind, id(module.scheme), id(module.activation), id(module.kernel),
+            id(module.decided_by),
+        )  # fmt: skip
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = (module, Tally())
+        counted = group[1]
         counted.modules += 1
         counted.parameters += parameters(module)
         for name in module.tensors.values():
             begin, end = tensors[name].data_offsets
             counted.bytes += end - begin
-        counted.providers[module.kernel.provider if module.kernel else "-"] += 1
-        counted.sources[module.decided_by.source.value] += 1
+    uses: dict[Use, Tally] = {}
+    for module, counted in groups.values():
+        counted.providers[module.kernel.provider if module.kernel else "-"] = counted.modules
+        counted.sources[module.decided_by.source.value] = counted.modules
+        use = Use(module.spec.section, module.kind.value, module.scheme.name, module.activation.name)
+        uses.setdefault(use, Tally()).add(counted)
     return uses
 
 
@@ -310,8 +320,8 @@ def _verdict(plan: LoadPlan) -> Line:
     ]
     listing = ", ".join(parts) or "no problems"
     if plan.ok:
-        return Line(f"OK: this checkpoint loads here ({listing})", Role.OK)
-    return Line(f"NOT OK: this checkpoint does not load ({listing})", Role.ERROR)
+        return Line(f"OK: this checkpoint can be loaded ({listing})", Role.OK)
+    return Line(f"NOT OK: this checkpoint cannot be loaded ({listing})", Role.ERROR)
 
 
 def _detail(plan: LoadPlan, module: ModulePlan) -> Iterator[Line]:
