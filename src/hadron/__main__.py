@@ -2,4 +2,5 @@
 
 from hadron.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ class EngineConfig:
     activation_quantization: `declared` emulates what the checkpoint declares for inputs of products.
     mla_prefill: `mqa` is the absorbed form; `dense_mha` expands keys and values where that is equal.
     max_context: tokens of one sequence that caches must hold; None takes what the plan says fits.
+    chunk_size: most tokens of a prompt in one step; more is faster and needs more memory.
     prefault: read every page of the weights before the first token.
     mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
     """
@@ -35,6 +36,7 @@ class EngineConfig:
     activation_quantization: str = "none"
     mla_prefill: str = "auto"
     max_context: int | None = None
+    chunk_size: int = 512
     prefault: bool = False
     mlock: bool = False
 
@@ -46,9 +48,11 @@ class EngineConfig:
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise _refused(name, getattr(self, name), ", ".join(accepted))
-        for name in ("threads", "max_context"):
+        for name in ("threads", "max_context", "chunk_size"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name != "chunk_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise _refused(name, value, "a whole number of at least 1, or nothing")
         if self.device != "cpu" and (self.prefault or self.mlock):
             name = "prefault" if self.prefault else "mlock"

@@ -1,0 +1,117 @@
+"""From a checkpoint's name to an engine: plan, fetch what is missing, build the model, size its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hadron.cache.spec import cache_spec
+from hadron.checkpoint.hub import Hub
+from hadron.engine.build import build_model
+from hadron.engine.config import EngineConfig
+from hadron.engine.engine import Engine
+from hadron.engine.runner import Runner
+from hadron.errors import CapacityError, ConfigError, PlanError
+from hadron.preflight.build import make_plan
+from hadron.preflight.plan import LoadPlan
+from hadron.tokenizer import tokenizer as tokenizers
+from hadron.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hadron.models.language_model import LanguageModel
+
+#: Tokens of context that are always offered, also where the weights alone exceed the memory.
+LEAST_CONTEXT = 4096
+#: Fraction of a GPU's memory left for what a step computes.
+WORKSPACE = 0.1
+
+#: What is being done, how far (bytes or steps), of how much.
+Report = Callable[[str, int, int], None]
+
+
+class Assembled(NamedTuple):
+    """An engine, with what it was made from. tokenizer is None where the checkpoint has none."""
+
+    plan: LoadPlan
+    engine: Engine
+    tokenizer: Tokenizer | None
+
+
+def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub | None = None) -> Assembled:
+    """The engine for a folder or a Hub id; of the latter the plan comes first, then the download.
+
+    `PlanError` before any data is read where the plan holds errors.
+    """
+    hub = hub or Hub()
+    plan = _plan(model, config, hub, report)
+    if plan.root is None:
+        plan = _plan(hub.download(str(model), report), config, hub, report)
+    assert plan.config is not None
+    assert plan.root is not None
+    tokenizer = Tokenizer.load(plan.root) if (plan.root / tokenizers.FILE).is_file() else None
+    language_model = build_model(plan, config, lambda p: report(p.phase, p.done, p.total))
+    engine = Engine(
+        _runner(language_model, plan, config),
+        vocabulary=plan.config.vocabulary,
+        max_position=plan.config.max_position,
+        eos=end_tokens(plan),
+        tokenizer=tokenizer,
+        chunk_size=config.chunk_size,
+    )
+    return Assembled(plan, engine, tokenizer)
+
+
+def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> LoadPlan:
+    plan = make_plan(
+        model,
+        kernels=config.kernels,
+        device=config.device,
+        dtype=config.dtype,
+        mla_prefill=config.mla_prefill,
+        hub=hub,
+        progress=report,
+    )
+    if not plan.ok:
+        raise PlanError(plan.model, plan.errors)
+    return plan
+
+
+def end_tokens(plan: LoadPlan) -> frozenset[int]:
+    """Ids that end a text: those of `config.json` and of `generation_config.json`."""
+    assert plan.config is not None
+    value: Any = plan.facts.generation_config.get("eos_token_id")
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
+        raise ConfigError(
+            "the end tokens of the checkpoint cannot be used",
+            where="generation_config.json: eos_token_id",
+            found=repr(value)[:80],
+            accepted="a token id or a list of them",
+            hint="correct the file, or compare it with the original release's",
+        )
+    return frozenset(plan.config.eos) | frozenset(listed)
+
+
+def context_size(plan: LoadPlan, config: EngineConfig) -> int:
+    """Tokens that the caches hold: what was asked for, else what the plan says fits; at most the model's."""
+    assert plan.config is not None
+    fits = plan.memory.max_context
+    if config.device != "cpu":
+        fits -= int(WORKSPACE * plan.platform.memory) // max(1, plan.memory.cache_per_token)
+    return min(config.max_context or max(fits, LEAST_CONTEXT), plan.config.max_position)
+
+
+def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runner:
+    size = context_size(plan, config)
+    spec = cache_spec(plan.config, dtype=config.dtype)  # type: ignore[arg-type]
+    try:
+        return Runner(model, spec, max_context=size)
+    except RuntimeError as error:  # what torch's allocators raise
+        raise CapacityError(
+            "there is no memory for the caches",
+            where=f"a context of {size} tokens",
+            found=f"{size * spec.bytes_per_token + spec.bytes_per_sequence:,} bytes asked for: {error}"[:300],
+            accepted=f"about {plan.memory.max_context} tokens by the plan",
+            hint="give a smaller --max-context (max_context=)",
+        ) from error

@@ -1,0 +1,254 @@
+"""`LLM`: a checkpoint to call from Python, in the shape that users of vLLM know.
+
+llm = LLM("path", kernels="reference")
+out = llm.generate([{"prompt_token_ids": [5, 9, 2]}], SamplingParams(max_tokens=16, temperature=0))
+out[0].outputs[0].token_ids
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadron.engine.assemble import Report, assemble
+from hadron.engine.config import EngineConfig
+from hadron.engine.engine import OnToken
+from hadron.engine.request import RequestOutput
+from hadron.errors import RequestError
+from hadron.preflight.plan import LoadPlan
+from hadron.sampling_params import SamplingParams
+from hadron.tokenizer.chat_template import ChatTemplate, Message
+from hadron.tokenizer.tokenizer import Tokenizer
+
+#: Fields of `config.json` with the ids that stand for pictures and films.
+_PLACEHOLDERS = ("image_token_id", "video_token_id")
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TextPrompt | TokensPrompt
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    del what, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    text: str | None
+    ids: tuple[int, ...]
+
+
+class LLM:
+    """A checkpoint (a folder, or a Hub id that is downloaded), loaded and ready to generate.
+
+    The keywords are those of `EngineConfig` and the flags of `hadron generate`. report: called with
+    what is being done, how far and of how much. Not for several threads at a time.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        kernels: str = "auto",
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int | None = None,
+        activation_quantization: str = "none",
+        mla_prefill: str = "auto",
+        max_context: int | None = None,
+        chunk_size: int = 512,
+        prefault: bool = False,
+        mlock: bool = False,
+        report: Report = _silent,
+    ) -> None:
+        self.config = EngineConfig(
+            kernels=kernels,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            activation_quantization=activation_quantization,
+            mla_prefill=mla_prefill,
+            max_context=max_context,
+            chunk_size=chunk_size,
+            prefault=prefault,
+            mlock=mlock,
+        )
+        self.plan: LoadPlan
+        self.plan, self._engine, self._tokenizer = assemble(model, self.config, report)
+        self._defaults = self.plan.facts.generation_config
+        self._ids = count()
+        SamplingParams().with_defaults(self._defaults)  # a default that cannot be used is refused now
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of one sequence, prompt and continuation."""
+        return self._engine.capacity
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text, and outputs have any."""
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer; `TokenizerError` where it has none."""
+        return self._tokenizer or Tokenizer.load(self._root)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template; `TokenizerError` where it has none."""
+        return ChatTemplate.load(self._root)
+
+    @property
+    def _root(self) -> Path:
+        assert self.plan.root is not None
+        return self.plan.root
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_token: OnToken | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; outputs in their order.
+
+        prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those.
+        sampling_params: one for all, or one for each; None takes the checkpoint's defaults.
+        on_token: called with a prompt's index and each of its tokens as they come.
+        Everything is checked before anything runs: `RequestError`, `CapacityError`, `TokenizerError`.
+        """
+        several = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        where = [f"prompts[{i}]" if len(several) > 1 else "prompt" for i in range(len(several))]
+        encoded = [self._encode(prompt, place) for prompt, place in zip(several, where, strict=True)]
+        return self._run(encoded, self._params(sampling_params, len(several)), on_token)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the checkpoint's chat template.
+
+        messages: OpenAI's form. chat_template_kwargs: the template's switches, such as `enable_thinking`.
+        """
+        several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        switches = dict(chat_template_kwargs or {})
+        encoded = []
+        for conversation in several:
+            text = self.chat_template.render(
+                conversation,  # type: ignore[arg-type]  # told apart by the first element
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **switches,
+            )
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            encoded.append(self._checked(text, ids, "messages"))
+        return self._run(encoded, self._params(sampling_params, len(encoded)), on_token)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """float32 [tokens, vocabulary]: at each position the logits of the token that follows."""
+        return self._engine.logits(self._engine.check_prompt(_integers(token_ids, "token_ids"), "token_ids"))
+
+    def _run(
+        self, encoded: Sequence[_Encoded], params: Sequence[SamplingParams], on_token: OnToken | None
+    ) -> list[RequestOutput]:
+        engine = self._engine
+        try:
+            requests = [
+                engine.add(str(next(self._ids)), item.ids, param, item.text)
+                for item, param in zip(encoded, params, strict=True)
+            ]
+            index = {request.request_id: i for i, request in enumerate(requests)}
+            while engine.has_requests:
+                for event in engine.step():
+                    if on_token is not None:
+                        on_token(index[event.request_id], event)
+            return [request.output() for request in requests]
+        finally:
+            engine.abort_all()
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
+        several = [given or SamplingParams()] * prompts if not isinstance(given, Sequence) else list(given)
+        if len(several) != prompts:
+            raise RequestError(
+                "sampling_params do not fit the prompts",
+                where="sampling_params",
+                found=f"{len(several)} for {prompts} prompt(s)",
+                accepted="one for all, or one for each",
+                hint="give a single SamplingParams",
+            )
+        filled = [params.with_defaults(self._defaults) for params in several]
+        for params in filled:
+            self._engine.check_params(params)
+        return filled
+
+    def _encode(self, prompt: Prompt, where: str) -> _Encoded:
+        if isinstance(prompt, str):
+            return self._checked(prompt, self.tokenizer.encode(prompt), where)
+        if isinstance(prompt, Mapping):
+            values: Mapping[str, Any] = prompt
+            if "prompt_token_ids" in values:
+                ids = _integers(values["prompt_token_ids"], f"{where}.prompt_token_ids")
+                return _Encoded(None, self._engine.check_prompt(ids, f"{where}.prompt_token_ids"))
+            if isinstance(values.get("prompt"), str):
+                return self._checked(values["prompt"], self.tokenizer.encode(values["prompt"]), where)
+        raise RequestError(
+            "a prompt has a form that is not known",
+            where=where,
+            found=repr(prompt)[:80],
+            accepted='text, {"prompt": text} or {"prompt_token_ids": [ids]}',
+            hint='wrap token ids: {"prompt_token_ids": [5, 9, 2]}',
+        )
+
+    def _checked(self, text: str, ids: Sequence[int], where: str) -> _Encoded:
+        """A prompt from text. Placeholders of pictures would be read as words: refused."""
+        found = {key for key in _PLACEHOLDERS if self.plan.facts.config.get(key) in ids}
+        if found:
+            raise RequestError(
+                "pictures and films cannot be read",
+                where=where,
+                found="markup that stands for one (" + ", ".join(sorted(found)) + ")",
+                accepted="text: the vision tower is not run",
+                hint="leave the picture out",
+            )
+        return _Encoded(text, self._engine.check_prompt(ids, where))
+
+
+def _integers(ids: Any, where: str) -> list[int]:
+    """Ids from a list, an array or a tensor; what is no integer is left for the check to name."""
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        raise RequestError(
+            "token ids are not a list",
+            where=where,
+            found=repr(ids)[:80],
+            accepted="a list of integers",
+            hint='give text as {"prompt": text}',
+        )
+    return [int(i) if isinstance(i, Integral) and not isinstance(i, bool) else i for i in ids]
