@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
 from hadron.cli.main import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PIPE
 from hadron.models.inventory import ModuleKind
 from hadron.models.registry import FAMILIES
 from hadron.problems import CODES
 from hadron.quantization.scheme import parse_scheme
+from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 SHIPPED = ROOT / "src" / "hadron" / "assets"
 HEAVY = ("torch", "transformers", "triton", "rich", "huggingface_hub", "numpy", "tokenizers", "jinja2")

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import ROOT
+from tests.conftest import ROOT
 
 PACKAGE = ROOT / "src" / "hadron"
 BUDGET = 400

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import hadron.preflight.build as build
-from conftest import ROOT
 from hadron.cli.main import run
 from hadron.preflight.report import select
+from tests.conftest import ROOT
 
 (SHIPPED,) = (path.parent for path in (ROOT / "src" / "hadron" / "assets").glob("*/config.json"))
 
