@@ -6,8 +6,6 @@ import difflib
 import sys
 from pathlib import Path
 
-import click
-
 from hadron.cli.main import COMMANDS, cli
 
 TARGET = Path(__file__).with_name("cli.md")
@@ -20,13 +18,13 @@ The output of every `--help`, written by `python docs/generate_cli.py`.
 
 def text() -> str:
     """The whole file."""
-    top = click.Context(cli, info_name="hadron", terminal_width=100)
+    top = cli.make_context("hadron", [], resilient_parsing=True, terminal_width=100)
     parts = [INTRODUCTION, _section("hadron", cli.get_help(top))]
     for name in COMMANDS:
         command = cli.get_command(top, name)
         if command is None:
             raise LookupError(name)
-        context = click.Context(command, info_name=name, parent=top, terminal_width=100)
+        context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=100)
         parts.append(_section(f"hadron {name}", command.get_help(context)))
     return "\n".join(parts)
 
