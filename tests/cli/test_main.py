@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -133,3 +135,22 @@ def test_a_closed_pipe_is_quiet() -> None:
         running.stdout.close()
         assert running.stderr.read() == b""
         assert running.wait(60) == 141
+
+
+def test_a_full_disk_is_not_a_bug() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hadron", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "hadron: error: the output could not be written: No space left on device\n"
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_an_escape(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hadron", "check", str(tmp_path / "größe")],
+        capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"gr\\xf6\\xdfe" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -7,10 +7,12 @@ ours, 130 interrupted, 141 the reader of our output went away.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import cast
 
 import click
@@ -24,9 +26,12 @@ COMMANDS = {
     "env": ("hadron.cli.env", "Print versions, processor and memory, for bug reports."),
 }
 
+EXIT_UNREADABLE = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class Commands(click.Group):
@@ -79,8 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as done:  # `--help` and `--version`
         code = done.exit_code
     except BrokenPipeError:
-        # whoever read our output has gone; let nothing be flushed into the pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_PIPE
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
@@ -92,7 +96,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         console.write_error(error)
         return error.exit_code
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_SPACE:
+            _drop_output()
+            sys.stderr.write(f"hadron: error: the output could not be written: {error.strerror}\n")
+            return EXIT_UNREADABLE
         import traceback
 
         traceback.print_exc()
@@ -101,6 +109,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _drop_output() -> None:
+    """Nobody takes our output: let nothing be flushed to it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """The `hadron` program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that is not UTF-8 gets escapes, not a traceback
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run())
