@@ -69,7 +69,7 @@ class LLM:
         model: str | Path,
         *,
         kernels: str = "auto",
-        dtype: str = "float32",
+        dtype: str = "bfloat16",
         device: str = "cpu",
         threads: int | None = None,
         activation_quantization: str = "none",

@@ -1,0 +1,229 @@
+"""`hadron generate`: continue a prompt.
+
+Text is written as it comes; without a tokenizer, ids are. Everything about progress goes to stderr, so
+that stdout holds the continuation and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hadron.cli import console
+from hadron.cli.options import GroupedCommand, engine_options, option, sampling_options, token_ids
+from hadron.errors import UsageError
+
+if TYPE_CHECKING:
+    from hadron.engine.engine import TokenEvent
+    from hadron.engine.request import CompletionOutput, RequestOutput
+    from hadron.llm import LLM, Prompt
+    from hadron.sampling_params import SamplingParams
+
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "glm53f-tiny-random-mxfp4"
+SHIPPED_NOTE = "note: this is the small model that ships with Hadron; its weights are random, so its text is noise"
+
+#: Seconds of work before a progress bar is worth showing.
+_PATIENCE = 0.5
+
+
+@click.command(
+    cls=GroupedCommand,
+    epilog="Exit codes: 0 done; 1 the checkpoint or its results have errors; 2 wrong usage or unreadable input; "
+    "130 interrupted.",
+)
+@click.argument("model", required=False)
+@click.argument("source", metavar="[-]", required=False)
+@option("--prompt", metavar="TEXT", group="The prompt", help="Text to continue.")
+@option("--prompt-ids", metavar="IDS", group="The prompt", help="Token ids to continue, such as 5,9,2.")
+@sampling_options
+@engine_options
+@option("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object when done.")
+def command(
+    model: str | None,
+    source: str | None,
+    prompt: str | None,
+    prompt_ids: str | None,
+    as_json: bool,
+    stop_token_ids: str | None,
+    **settings: Any,
+) -> int:
+    """Continue a prompt with MODEL: a folder, or a Hub id, which is downloaded.
+
+    Without MODEL, the small model that ships with Hadron is used; its weights are random. `-` reads the
+    prompt from standard input.
+
+    \b
+    Examples:
+      hadron generate path/to/checkpoint --prompt 'The river is' --max-tokens 32
+      hadron generate path/to/checkpoint --prompt-ids 5,9,2 --temperature 0 --json
+      echo 'The river is' | hadron generate path/to/checkpoint -
+    """
+    if model == "-" and source is None:
+        model, source = None, "-"
+    text = _prompt(source, prompt, prompt_ids)
+    from hadron.sampling_params import NAMES, SamplingParams
+
+    settings["stop_token_ids"] = token_ids(stop_token_ids, "--stop-token-ids") or ()
+    params = SamplingParams(**{name: settings.pop(name) for name in NAMES})
+    if model is None:
+        click.echo(SHIPPED_NOTE, err=True)
+    llm = _load(model or str(SHIPPED), settings)
+    if as_json:
+        (output,) = llm.generate(text, params)
+        click.echo(json.dumps({"outputs": [output_value(output)]}, ensure_ascii=False))
+    else:
+        _stream(llm, text, params)
+    return 0
+
+
+def _prompt(source: str | None, prompt: str | None, prompt_ids: str | None) -> Prompt:
+    """The one prompt that was given; `UsageError` for none or several."""
+    given = [
+        name
+        for name, value in (("--prompt", prompt), ("--prompt-ids", prompt_ids), (repr(source), source))
+        if value is not None
+    ]
+    if len(given) != 1 or source not in (None, "-"):
+        raise UsageError(
+            "there must be one prompt",
+            where="hadron generate",
+            found=" and ".join(given) or "none",
+            accepted="one of --prompt TEXT, --prompt-ids IDS, or - to read standard input",
+            hint="hadron generate --prompt 'The river is'",
+        )
+    ids = token_ids(prompt_ids, "--prompt-ids")
+    if ids is not None:
+        return {"prompt_token_ids": ids}
+    return _standard_input() if prompt is None else prompt
+
+
+def _standard_input() -> str:
+    """All of stdin, without the newline that ends it."""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "standard input is not text",
+            where=f"byte {error.start}",
+            found=f"0x{data[error.start]:02x}",
+            accepted="text in UTF-8",
+            hint="convert it, with iconv for example",
+        ) from error
+
+
+def _load(model: str, settings: dict[str, Any]) -> LLM:
+    from hadron.llm import LLM
+
+    with _Bars() as bars:
+        return LLM(model, report=bars.report, **settings)
+
+
+class _Bars(ExitStack):
+    """One progress bar after another, for whatever is being done; none for what is done at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._what = ""
+        self._since = 0.0
+        self._bar: console.Progress | None = None
+
+    def report(self, what: str, done: int, total: int) -> None:
+        """Show how far `what` has come; from any thread."""
+        with self._lock:
+            if what != self._what:
+                self.close()
+                self._what, self._since, self._bar = what, time.monotonic(), None
+            if self._bar is None and done < total and time.monotonic() - self._since > _PATIENCE:
+                self._bar = self.enter_context(console.progress(what, unit="shards" if what == "headers" else "bytes"))
+            if self._bar is not None:
+                self._bar(done, total)
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    out = _Out()
+
+    def on_token(_: int, event: TokenEvent) -> None:
+        out.write(event.text if llm.has_tokenizer else f"{event.token_id} ")
+
+    try:
+        (output,) = llm.generate(prompt, params, on_token=on_token)
+    except BaseException:  # a failed step, or an interrupt: what is said next begins its own line
+        out.end_line()
+        raise
+    out.write("\n")
+    if output.outputs[0].logprobs is not None:
+        for line in _logprob_lines(output.outputs[0]):
+            out.write(line + "\n")
+
+
+class _Out:
+    """stdout: on a terminal piece by piece and without escape codes, else as it is."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._open = False
+
+    def write(self, text: str) -> None:
+        """Write some of a text."""
+        if text:
+            sys.stdout.write(_visible(text) if self._terminal else text)
+            self._open = not text.endswith("\n")
+        if self._terminal:
+            sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """Begin a new line, where one is begun."""
+        if self._open:
+            self.write("\n")
+
+
+def _visible(text: str) -> str:
+    """Text for a terminal: what it would act upon, such as escape codes, is spelt out."""
+    return "\n".join("\t".join(map(console.printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def _logprob_lines(output: CompletionOutput) -> list[str]:
+    lines = []
+    for token, row in zip(output.token_ids, output.logprobs or [], strict=True):
+        entries = [(token, row[token]), *((other, entry) for other, entry in row.items() if other != token)]
+        cells = [
+            f"{i} {json.dumps(e.decoded_token, ensure_ascii=False) + ' ' if e.decoded_token is not None else ''}"
+            f"{e.logprob:.4f}"
+            for i, e in entries
+        ]
+        lines.append("  ".join(cells))
+    return lines
+
+
+def output_value(output: RequestOutput) -> dict[str, Any]:
+    """A request's output as JSON has it: `prompt_token_ids, token_ids, text, finish_reason, logprobs`."""
+    (completion,) = output.outputs
+    rows = None
+    if completion.logprobs is not None:
+        rows = [
+            {
+                "token_id": token,
+                "logprob": row[token].logprob,
+                "rank": row[token].rank,
+                "text": row[token].decoded_token,
+                "top": [{"token_id": i, "logprob": e.logprob, "rank": e.rank, "text": e.decoded_token}
+                        for i, e in row.items()],
+            }
+            for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]  # fmt: skip
+    return {
+        "prompt_token_ids": output.prompt_token_ids,
+        "token_ids": completion.token_ids,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "logprobs": rows,
+    }

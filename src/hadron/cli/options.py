@@ -1,0 +1,131 @@
+"""Options that commands share, in the groups under which `--help` lists them.
+
+Every field of `EngineConfig` and of `SamplingParams` has a flag of the same name; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hadron.engine import config as engine
+from hadron.engine.config import EngineConfig
+from hadron.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEFAULTS = EngineConfig()
+
+
+class GroupedOption(click.Option):
+    """An option that knows the heading it is listed under."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each heading, in the order of the options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def option(*arguments: Any, group: str, **settings: Any) -> Callable[[F], F]:
+    """`click.option` under a heading."""
+    return click.option(*arguments, cls=GroupedOption, group=group, **settings)
+
+
+def token_ids(text: str | None, flag: str) -> list[int] | None:
+    """Ids written `1,2,3` or with blanks between them; `UsageError` for anything else."""
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise UsageError(
+            "token ids cannot be read",
+            where=flag,
+            found=repr(text)[:80],
+            accepted="whole numbers with commas between them, such as 5,9,2",
+            hint="use --prompt for text",
+        ) from None
+
+
+def _choice(name: str, words: tuple[str, ...], text: str) -> Callable[[F], F]:
+    return option(
+        f"--{name.replace('_', '-')}", name, type=click.Choice(words), default=getattr(_DEFAULTS, name),
+        show_default=True, group="How to run it", help=text,
+    )  # fmt: skip
+
+
+def _stacked(decorators: list[Callable[[F], F]], function: F) -> F:
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def engine_options(function: F) -> F:
+    """The fields of `EngineConfig`."""
+    group = "How to run it"
+    return _stacked(
+        [
+            _choice("kernels", engine.KERNELS, "Whose kernels to use."),
+            _choice("dtype", engine.DTYPES, "Of activations and caches."),
+            _choice("device", engine.DEVICES, "Where weights and caches are."),
+            option("--threads", type=int, group=group, help="Threads to compute with.  [default: torch's choice]"),
+            _choice(
+                "activation_quantization", engine.ACTIVATION_QUANTIZATION,
+                "declared: emulate what the checkpoint declares for activations.",
+            ),
+            _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
+            option("--max-context", type=int, group=group,
+                   help="Tokens that the caches hold.  [default: what fits, at most the model's]"),
+            option("--chunk-size", type=int, default=_DEFAULTS.chunk_size, show_default=True, group=group,
+                   help="Most tokens of a prompt in one step."),
+            option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
+            option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
+        ],
+        function,
+    )  # fmt: skip
+
+
+def sampling_options(function: F) -> F:
+    """The fields of `SamplingParams`."""
+    group = "How to continue"
+    own = "  [default: generation_config.json's, else {}]"
+    return _stacked(
+        [
+            option("--max-tokens", type=int, default=256, show_default=True, group=group,
+                   help="Most tokens to generate."),
+            option("--temperature", type=float, group=group,
+                   help="0 takes the likeliest token." + own.format("1")),
+            option("--top-p", type=float, group=group,
+                   help="Choose from the smallest set with this probability." + own.format("1")),
+            option("--top-k", type=int, group=group,
+                   help="Choose from this many tokens; 0: all." + own.format("0")),
+            option("--min-p", type=float, default=0.0, show_default=True, group=group,
+                   help="Only tokens at least this fraction as likely as the likeliest."),
+            option("--seed", type=int, group=group, help="Repeat the same choices.  [default: a fresh one]"),
+            option("--stop", multiple=True, metavar="TEXT", group=group,
+                   help="End before this text; may be given several times."),
+            option("--stop-token-ids", metavar="IDS", group=group, help="End after one of these ids."),
+            option("--ignore-eos", is_flag=True, group=group, help="Go on past the model's end tokens."),
+            option("--logprobs", type=int, metavar="N", group=group,
+                   help="Give each token's log-probability and the N likeliest."),
+            option("--skip-special-tokens/--no-skip-special-tokens", default=True, show_default=True, group=group,
+                   help="Leave markup such as <|user|> out of the text."),
+        ],
+        function,
+    )  # fmt: skip
