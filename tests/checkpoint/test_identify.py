@@ -6,9 +6,7 @@ import pytest
 
 from hadron.checkpoint.facts import Tensor
 from hadron.checkpoint.identify import identify
-from hadron.quantization.scheme import Packing as P
-from hadron.quantization.scheme import QuantizationScheme, parse_scheme
-
+from hadron.quantization.scheme import Packing, QuantizationScheme, parse_scheme
 
 #: what Quark's in-memory export stores beside a square INT4 weight
 IN_MEMORY = "weight I32 256x32, weight_scale BF16 8x256, weight_zero_point I32 8x32"
@@ -76,16 +74,16 @@ def test_the_scheme_comes_from_what_lies_side_by_side(
     ("beside", "hint", "expected", "packing"),
     [
         # square [256, 256]: the transposed words [256, 32] have the shape of untransposed ones
-        ("weight I32 256x32, weight_scale F32 256x8", "int4_group_32", "int4_group_32", P.INT4_COLUMNS),
-        ("weight I32 256x32, weight_scale F32 256x8", None, "int4_group_32", P.INT4_COLUMNS),
-        (IN_MEMORY, "int4_group_32", "int4_group_32", P.INT4_COLUMNS_INTERLEAVED),
-        (IN_MEMORY, "int4_group_32_asym", "int4_group_32_asym", P.INT4_COLUMNS_INTERLEAVED),
-        ("weight I32 256x32, weight_scale F32 256", None, "int4_channel", P.INT4_ROWS_SIGNED),
-        ("weight I32 256x32, weight_scale F32, weight_scale_2 F32 256", None, "int4_channel_fp8", P.INT4_ROWS_INTERLEAVED),
-        ("weight_packed I32 256x32, weight_scale F32 256x8", None, "int4_group_32", P.INT4_ROWS),
+        ("weight I32 256x32, weight_scale F32 256x8", "int4_group_32", "int4_group_32", Packing.INT4_COLUMNS),
+        ("weight I32 256x32, weight_scale F32 256x8", None, "int4_group_32", Packing.INT4_COLUMNS),
+        (IN_MEMORY, "int4_group_32", "int4_group_32", Packing.INT4_COLUMNS_INTERLEAVED),
+        (IN_MEMORY, "int4_group_32_asym", "int4_group_32_asym", Packing.INT4_COLUMNS_INTERLEAVED),
+        ("weight I32 256x32, weight_scale F32 256", None, "int4_channel", Packing.INT4_ROWS_SIGNED),
+        ("weight I32 256x32, weight_scale F32, weight_scale_2 F32 256", None, "int4_channel_fp8", Packing.INT4_ROWS_INTERLEAVED),
+        ("weight_packed I32 256x32, weight_scale F32 256x8", None, "int4_group_32", Packing.INT4_ROWS),
     ],
 )  # fmt: skip
-def test_square_int4_weights_are_told_apart(beside: str, hint: str | None, expected: str, packing: P) -> None:
+def test_square_int4_weights_are_told_apart(beside: str, hint: str | None, expected: str, packing: Packing) -> None:
     found = identify((256, 256), parse(beside), named(hint))
     assert found.scheme is not None and found.scheme.name == expected
     assert found.storage.packing is packing

@@ -15,7 +15,7 @@ An exact entry wins over patterns; patterns are tried in the order of the config
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import translate
 
 #: fused name -> the checkpoint leaves it stands for
@@ -48,11 +48,12 @@ class NameMatcher:
 
     def __init__(self, entries: Iterable[str], *, whole_regex: bool = False, loose: bool = False) -> None:
         self.entries = tuple(dict.fromkeys(entries))
+        self._whole_regex = whole_regex
         self._matched: set[str] = set()
         self._exact: set[str] = set()
         self._prefixes: dict[int, dict[str, str]] = {}
         self._suffixes: dict[int, dict[str, str]] = {}
-        self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        self._patterns: list[tuple[str, Callable[[str], object]]] = []
         self._loose: list[str] = []
         self._parents: dict[str, str | None] = {}
         self._fused = any(hint in entry for entry in self.entries for hint in _FUSED_HINTS)
@@ -63,11 +64,11 @@ class NameMatcher:
     def _add(self, entry: str, whole_regex: bool, loose: bool) -> None:
         if entry.startswith("re:"):
             try:
-                pattern = re.compile(entry[3:] + (r"\Z" if whole_regex else ""))
+                pattern = re.compile(entry[3:])
             except re.error as error:
                 self.invalid.append((entry, str(error)))
             else:
-                self._patterns.append((entry, pattern))
+                self._patterns.append((entry, pattern.fullmatch if whole_regex else pattern.match))
         elif not _SPECIAL.search(entry):
             self._exact.add(entry)
             if loose and not entry.startswith(_ROOTS):
@@ -77,7 +78,7 @@ class NameMatcher:
         elif entry.startswith("*") and not _SPECIAL.search(entry[1:]):
             self._suffixes.setdefault(len(entry) - 1, {})[entry[1:]] = entry
         else:
-            self._patterns.append((entry, re.compile(translate(entry))))
+            self._patterns.append((entry, re.compile(translate(entry)).match))
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -103,8 +104,8 @@ class NameMatcher:
         for length, table in self._suffixes.items():
             if len(name) >= length and (entry := table.get(name[-length:] if length else "")) is not None:
                 return entry
-        for entry, pattern in self._patterns:
-            if pattern.match(name):
+        for entry, matches in self._patterns:
+            if matches(name):
                 return entry
         if self._exact and (cut := name.rfind(".")) > 0:
             head = name[:cut]
@@ -136,7 +137,7 @@ class NameMatcher:
         bad = {entry for entry, _ in self.invalid}
         left = []
         for entry in silent:
-            alone = NameMatcher((entry,), loose=entry in self._loose)
+            alone = NameMatcher((entry,), whole_regex=self._whole_regex, loose=entry in self._loose)
             if entry not in bad and not any(alone.find(name) for name in names):
                 left.append(entry)
         return left
