@@ -43,9 +43,7 @@ def test_br30_a_packed_block_of_32_distinct_positions_keeps_its_order() -> None:
     """Two scale groups make 32 values out of 16 codes; every position must come back as its own."""
     codes = np.tile(np.arange(16), 4).reshape(1, 64)
     codes[0, :32] = np.random.default_rng(0).permutation(codes[0, :32])
-    weight = stored(
-        s.MXFP4, (1, 64), weight=f.pack_nibbles(codes), scale=torch.tensor([[127, 130]], dtype=torch.uint8)
-    )
+    weight = stored(s.MXFP4, (1, 64), weight=f.pack_nibbles(codes), scale=torch.tensor([[127, 130]], dtype=torch.uint8))
     same(weight, f.E2M1[codes] * np.repeat(np.float32([1, 8]), 32))
     bytes_in_order = torch.arange(32, dtype=torch.uint8).reshape(1, 32)  # byte j holds code j%16, then j//16
     found = dequantize(stored(s.MXFP4, (1, 64), weight=bytes_in_order, scale=torch.full((1, 2), 127).byte()))

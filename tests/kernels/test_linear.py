@@ -91,9 +91,7 @@ def test_br20_kv_b_splits_into_its_two_halves_by_rows() -> None:
     rng = np.random.default_rng(4)
     codes, scale = f.fp8_codes(rng, (128, 128)), rng.uniform(0.1, 9, 128).astype(np.float32)
     for shape in ((128,), (128, 1)):
-        layer = product(
-            s.FP8_CHANNEL, (128, 128), weight=f.fp8(codes), scale=torch.from_numpy(scale).reshape(shape)
-        )
+        layer = product(s.FP8_CHANNEL, (128, 128), weight=f.fp8(codes), scale=torch.from_numpy(scale).reshape(shape))
         heads = layer.dequantized().view(2, 64, 128)
         expected = (f.E4M3[codes] * scale[:, None]).reshape(2, 64, 128)
         np.testing.assert_allclose(heads[:, :32].numpy(), expected[:, :32], rtol=3e-7)
@@ -179,3 +177,14 @@ def test_linear_refuses_a_plan_with_errors(checkpoints: Path, tmp_path: Path) ->
     draft.drop("layers.0.mlp.down_proj.weight_scale")
     with pytest.raises(PlanError, match="HC304"):
         checkpoint_linear(draft.write(tmp_path / "broken"), "model.layers.0.mlp.up_proj", np.zeros((1, 128)))
+
+
+def test_a_matrix_of_the_multi_token_prediction_layer(checkpoints: Path) -> None:
+    """Its tensors are planned though the layer is not run; the product is that of what is stored."""
+    folder = checkpoints / "glm52-fp8-block"
+    name = "model.layers.5.mlp.experts.1.down_proj"
+    stored = load_file(folder / "model.safetensors")
+    weight, scale = stored[name + ".weight"].float().numpy(), stored[name + ".weight_scale_inv"].numpy()
+    x = np.random.default_rng(6).standard_normal((2, weight.shape[1])).astype(np.float32)
+    found = checkpoint_linear(folder, name, x, kernels="reference")
+    close(torch.from_numpy(found), x.astype(np.float64) @ (weight * f.spread(scale, 128, 128, weight.shape)).T)

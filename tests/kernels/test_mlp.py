@@ -39,9 +39,7 @@ def test_swiglu_clamps_gate_from_above_and_up_on_both_sides(limit: float | None)
 
 def test_br24_gate_and_up_with_global_scales_of_their_own() -> None:
     rng = np.random.default_rng(1)
-    weights, values = held(
-        rng, lambda r, shape: nvfp4(r, shape, 1e-3), lambda r, shape: nvfp4(r, shape, 1e-4), dense
-    )
+    weights, values = held(rng, lambda r, shape: nvfp4(r, shape, 1e-3), lambda r, shape: nvfp4(r, shape, 1e-4), dense)
     x = rng.standard_normal((5, HIDDEN)).astype(np.float32)
     found = Mlp("mlp", MlpDimensions(HIDDEN, WIDE, None), weights)(torch.from_numpy(x))
     close(found, swiglu(x, *values))

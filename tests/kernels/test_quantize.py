@@ -213,3 +213,10 @@ def test_inputs_are_quantized_as_the_real_quantizers_did_bit_for_bit(checkpoints
         compared += 1
     declared = {m.activation.name for m in plan.modules if m.scheme.quantized} - {"none"}
     assert compared >= 3 or not declared or name == "glm52-quark-int8"
+
+
+@pytest.mark.parametrize("mode", ["even", "floor", "ceil"])
+def test_a_largest_value_that_is_a_power_of_two_gets_the_same_scale_in_every_mode(mode: str) -> None:
+    x = torch.tensor([[2.0, 0.3] + [0.0] * 30])
+    found = quantize(x, ActivationScheme(Element.E2M1, Granularity.GROUP, 32, "e8m0", True, mode))
+    assert found[0, :2].tolist() == [2.0, 0.25], "steps of a quarter: the scale is 1/2"

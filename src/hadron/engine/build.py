@@ -7,7 +7,6 @@ no longer the planned one is refused before a layer is built.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +19,9 @@ from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.provider import Provider
 from hadron.kernels.select import KernelChoice, providers, select
 from hadron.models.inventory import Section
+from hadron.models.language_model import LanguageModel, model_settings
 from hadron.models.registry import FAMILIES
 from hadron.preflight.plan import LoadPlan
-
-if TYPE_CHECKING:
-    from hadron.models.language_model import LanguageModel
 
 #: word of `EngineConfig.dtype` -> dtype
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,8 +43,7 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     weights = load_weights(plan, config, progress)
-    language_model = importlib.import_module("hadron.models.language_model")
-    settings = language_model.model_settings(
+    settings = model_settings(
         plan.config,
         dtype=_DTYPES[config.dtype],
         device=torch_device(config),

@@ -144,7 +144,7 @@ def _of_expert(tensor: torch.Tensor, expert: int, module: ModulePlan) -> torch.T
 def _kernel(module: ModulePlan) -> KernelChoice:
     """The plan's choice where it multiplies by one weight, else its provider's `linear`."""
     planned = module.kernel
-    if planned is not None and planned.operation in ("linear", "lm_head"):
+    if planned is not None and planned.operation == "linear":
         return planned
     choice = select("linear", module.scheme, providers=(planned.provider if planned else "reference",))
     if not isinstance(choice, KernelChoice):

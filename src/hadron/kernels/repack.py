@@ -51,5 +51,5 @@ def _pack(codes: torch.Tensor) -> torch.Tensor:
 
 def _by_blocks(source: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     step = max(1, (1 << 22) // max(1, source.shape[1]))
-    blocks = [convert(block) for block in source.split(step)]
+    blocks = [convert(block) for block in torch.split(source, step)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -21,7 +21,7 @@ CATALOG = Catalog(
         Kernel("norm", "hadron.kernels.reference.norm", PLAIN_ELEMENTS),
         Kernel("rope", "hadron.kernels.reference.rope"),
         Kernel("embedding", "hadron.kernels.reference.embedding", PLAIN_ELEMENTS),
-        Kernel("lm_head", "hadron.kernels.reference.linear.bind"),
+        Kernel("lm_head", "hadron.kernels.reference.lm_head"),
         Kernel("quantize", "hadron.kernels.reference.quantize.bind"),
     ),
 )

@@ -77,8 +77,8 @@ def _amax(x: torch.Tensor) -> torch.Tensor:
 def _grouped(x: torch.Tensor, columns: int, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Convert [..., groups, columns]; a short last group is filled up with zeros, which change no scale."""
     width = x.shape[-1]
-    padded = functional.pad(x, (0, -width % columns)).unflatten(-1, (-1, columns))
-    return convert(padded).flatten(-2)[..., :width]
+    padded = functional.pad(x, (0, -width % columns))
+    return convert(padded.reshape(*x.shape[:-1], -1, columns)).flatten(-2)[..., :width]
 
 
 def _mx(groups: torch.Tensor, element: Element, mode: str) -> torch.Tensor:
