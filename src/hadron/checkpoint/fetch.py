@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -18,7 +19,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from hadron.errors import HubError
 
 #: errors of the transport, whichever HTTP library huggingface_hub is built on
-_TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(b for b in HfHubHTTPError.__bases__ if issubclass(b, Exception))
+TRANSPORT_ERRORS: tuple[type[Exception], ...] = tuple(b for b in HfHubHTTPError.__bases__ if issubclass(b, Exception))
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _DOWNLOAD = "download the checkpoint (`hf download ORG/NAME`) and check the folder"
@@ -90,6 +91,10 @@ class Fetcher:
         if constants.is_offline_mode():
             _fail(name, "HF_HUB_OFFLINE is set", "unset it, or download the checkpoint while online")
         try:
+            if (
+                urlsplit(url).port == 0 or not url.isprintable()
+            ):  # what a URL may not be also raises, on reading its port
+                raise ValueError("this is no address")
             headers = {**build_hf_headers(token=self.token, library_name="hadron"), "Accept-Encoding": "identity"}
             if start is not None:
                 headers["Range"] = f"bytes={start}-{start + length - 1}"
@@ -102,7 +107,7 @@ class Fetcher:
             _fail(name, "HF_HUB_OFFLINE is set", "unset it, or download the checkpoint while online")
         except FileNotFoundError:
             raise
-        except _TRANSPORT_ERRORS as error:
+        except TRANSPORT_ERRORS as error:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise _RetryError(what, "check the connection (HF_ENDPOINT, proxies) and try again") from None
         except ValueError as error:  # a URL or a header that the HTTP library cannot encode

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError
 from tqdm.std import tqdm  # type: ignore[import-untyped]  # huggingface_hub reports through it
 
-from hadron.checkpoint.fetch import Fetcher, Part
+from hadron.checkpoint.fetch import TRANSPORT_ERRORS, Fetcher, Part
 from hadron.checkpoint.header import LENGTH_BYTES, Header, check_length, parse_header
 from hadron.checkpoint.index import find_index, missing_numbers, parse_index, select_shards
 from hadron.checkpoint.json_text import MAX_CONFIG_BYTES, JsonFault, parse_json_object
@@ -32,6 +32,7 @@ _FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _FIRST_BYTES = 256 * 1024
 #: of all headers together; published checkpoints need less than a tenth
 _MAX_ALL_HEADERS = 1 << 30
+_DOWNLOAD_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, LocalEntryNotFoundError, ValueError)
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 
 R = TypeVar("R")
@@ -107,7 +108,7 @@ class Hub:
                 max_workers=self.workers,
                 tqdm_class=_bars(progress),
             )
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        except _DOWNLOAD_ERRORS as error:
             raise _download_error(model, error) from None
         return Path(folder)
 
