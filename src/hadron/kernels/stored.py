@@ -112,8 +112,6 @@ def stored_weight(
         packing = Packing.INT4_ROWS
     _expect(name, "weight", weight, _weight_shape(scheme, packing, shape))
     global_scale = tensors.get("global_scale")
-    if scheme.fp8_stage and scale is not None and global_scale is not None and scale.numel() == 1:
-        scale, global_scale = global_scale, scale  # Quark names the scale of the first stage, FP8, first
     if global_scale is not None:
         global_scale = scalar(name, "global_scale", global_scale)
         if storage.global_scale_divides:

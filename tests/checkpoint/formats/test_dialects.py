@@ -66,7 +66,7 @@ TWO_STAGE = [spec("fp8_e4m3", "per_tensor"), spec("int4", "per_channel", ch_axis
         (quark(spec("int8", "per_tensor")), "int8_tensor", "none"),
         (quark(spec("int8", "per_channel")), "int8_channel", "none"),
         (quark(spec("int4", "per_group", group_size=128)), "int4_group_128", "none"),
-        (quark(spec("uint4", "per_group", group_size=128, symmetric=False)), "int4_group_128_asym", "none"),
+        (quark(spec("int4", "per_group", group_size=128, symmetric=False)), "int4_group_128_asym", "none"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_e4m3_block_128x128", "fp8_e4m3_group128_dynamic"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8_e4m3_tensor", "fp8_e4m3_tensor_static"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8_e4m3_tensor", "fp8_e4m3_tensor_static"),
@@ -154,6 +154,8 @@ def test_fp8_lists_have_two_names() -> None:
     ("config", "words"),
     [
         (quark(spec("fp3", "per_group")), "global_quant_config.weight: found ('fp3', 'per_group')"),
+        # unsigned codes would be read as signed ones, off by 16 wherever a code and its zero point straddle 8
+        (quark(spec("uint4", "per_group", group_size=128, symmetric=False)), "found ('uint4', 'per_group')"),
         (quark([spec("int8", "per_tensor"), spec("int4", "per_channel")]), "fp4 per_group 16 then fp8_e4m3"),
         (quark([]), "fp4 per_group 16 then"),
         (quark(7), "a tensor specification"),

@@ -124,9 +124,9 @@ def _one_stage(spec: Mapping[str, Any]) -> QuantizationScheme | None:
             return s.INT8_TENSOR
         case "int8", "per_channel":
             return s.INT8_CHANNEL
-        case (("int4" | "uint4"), "per_channel"):
+        case "int4", "per_channel":
             return s.int4_channel(asymmetric)
-        case (("int4" | "uint4"), "per_group") if isinstance(group, int) and group > 0:
+        case "int4", "per_group" if isinstance(group, int) and group > 0:
             return s.int4_group(group, asymmetric)
     return None
 

@@ -110,20 +110,19 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> GlmMoeDsaConfig | N
 
 def _rope_theta(r: ConfigReader) -> float:
     """`rope_theta`, nested in `rope_parameters` (new) or beside `rope_scaling` (old); other types refused."""
-    for key in ("rope_parameters", "rope_scaling"):
-        nested = r.default(key, dict, {})
-        kind = nested.get("rope_type", nested.get("type", "default"))
+    theta = r.default("rope_theta", float, 1e6, minimum=1)
+    for key in ("rope_scaling", "rope_parameters"):
+        n = ConfigReader(r.default(key, dict, {}), f"{r.path}: {key}", r.problems)
+        kind = n.values.get("rope_type", n.values.get("type", "default"))
         if kind != "default":
-            r.unsupported(
-                f"{key}.rope_type", kind, ("default",),
+            n.unsupported(
+                "rope_type", kind, ("default",),
                 "the released models use the default rotary embedding; scaled ones are not implemented",
             )  # fmt: skip
-        partial = nested.get("partial_rotary_factor", 1.0)
-        if partial not in (1, 1.0):
-            r.unsupported(f"{key}.partial_rotary_factor", partial, (1.0,), "the whole rotary part is rotated")
-        if "rope_theta" in nested:
-            return float(ConfigReader(nested, f"{r.path}: {key}", r.problems).default("rope_theta", float, 1e6))
-    return float(r.default("rope_theta", float, 1e6, minimum=1))
+        n.must_equal("partial_rotary_factor", (1.0,), "the whole rotary part is rotated")
+        theta = n.default("rope_theta", float, theta, minimum=1)
+        r.ok = r.ok and n.ok
+    return float(theta)
 
 
 def inventory(config: GlmMoeDsaConfig, stored: Stored) -> Iterator[ModuleSpec]:

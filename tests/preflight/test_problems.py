@@ -1,0 +1,254 @@
+"""What a plan says is wrong: the code, the names, found against accepted, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hadron.preflight.build import Wishes, make_plan, plan_facts
+from hadron.preflight.plan import LoadPlan
+from hadron.problems import Problem
+from tests.conftest import DATA
+from tests.tiny.draft import Draft
+
+L = "model.layers."
+
+
+@pytest.fixture
+def fp8() -> Draft:
+    """GLM-5.2 in DeepSeek-style block FP8 with an MTP layer."""
+    return Draft.of(DATA / "glm52-fp8-block")
+
+
+@pytest.fixture
+def flash() -> Draft:
+    """GLM-5.3-Flash by Quark."""
+    return Draft.of(DATA / "glm53f-quark-mxfp4-blockfp8")
+
+
+def only(plan: LoadPlan, code: str) -> Problem:
+    (found,) = [p for p in plan.problems if p.code == code]
+    return found
+
+
+def errors(plan: LoadPlan) -> list[str]:
+    return sorted({p.code for p in plan.errors})
+
+
+def test_a_missing_tensor_is_named(fp8: Draft, tmp_path: Path) -> None:
+    fp8.drop(f"{L}1.self_attn.o_proj", f"{L}2.mlp.gate.e_score")
+    plan = make_plan(fp8.write(tmp_path))
+    missing = [p for p in plan.problems if p.code == "HC301"]
+    assert sorted(name for p in missing for name in p.tensors) == [
+        f"{L}1.self_attn.o_proj.weight", f"{L}2.mlp.gate.e_score_correction_bias",
+    ]  # fmt: skip
+    assert errors(plan) == ["HC301"] and "no such tensor" in missing[0].message and "incomplete" in missing[0].hint
+
+
+def test_every_tensor_of_a_missing_layer_is_one_line_a_shape(fp8: Draft, tmp_path: Path) -> None:
+    fp8.drop(f"{L}3.")
+    plan = make_plan(fp8.write(tmp_path))
+    missing = [p for p in plan.problems if p.code == "HC301"]
+    assert sum(len(p.tensors) for p in missing) > 20 and len(missing) < 12
+    assert any("times, first" in p.message for p in missing)
+
+
+def test_a_tensor_of_no_module_is_named(fp8: Draft, tmp_path: Path) -> None:
+    fp8.tensors[f"{L}0.self_attn.surprise.weight"] = ("BF16", (4, 4))
+    fp8.tensors[f"{L}0.self_attn.o_proj.mystery"] = ("BF16", (4,))
+    fp8.tensors[f"{L}0.self_attn.rotary_emb.inv_freq"] = ("F32", (8,))
+    plan = make_plan(fp8.write(tmp_path))
+    left = [p for p in plan.problems if p.code == "HC302"]
+    assert sorted(n for p in left for n in p.tensors) == [
+        f"{L}0.self_attn.o_proj.mystery", f"{L}0.self_attn.surprise.weight",
+    ]  # fmt: skip
+    assert errors(plan) == ["HC302"]
+    assert any("compare config.json with the file" in p.hint for p in left)
+
+
+def test_fewer_layers_in_the_configuration_leave_tensors_over(fp8: Draft, tmp_path: Path) -> None:
+    fp8.config["num_hidden_layers"] = 4
+    fp8.config["num_nextn_predict_layers"] = 0
+    plan = make_plan(fp8.write(tmp_path))
+    assert not plan.ok and "HC302" in errors(plan)
+
+
+def test_scales_of_quantized_caches_are_a_note(fp8: Draft, tmp_path: Path) -> None:
+    fp8.tensors[f"{L}0.self_attn.k_scale"] = ("F32", ())
+    fp8.tensors[f"{L}0.self_attn.kv_b_proj.v_scale"] = ("F32", ())
+    plan = make_plan(fp8.write(tmp_path))
+    notes = [p for p in plan.problems if p.code == "HC302"]
+    assert plan.ok and {str(p.severity) for p in notes} == {"note"} and "BF16 or F32" in notes[0].message
+
+
+def test_a_bias_that_the_configuration_does_not_have(fp8: Draft, tmp_path: Path) -> None:
+    fp8.tensors[f"{L}0.self_attn.q_a_proj.bias"] = ("BF16", (128,))
+    left = only(make_plan(fp8.write(tmp_path / "a")), "HC302")
+    assert left.tensors == (f"{L}0.self_attn.q_a_proj.bias",) and "attention_bias" in left.hint
+    fp8.config["attention_bias"] = True
+    plan = make_plan(fp8.write(tmp_path / "b"))
+    assert plan.module(f"{L}0.self_attn.q_a_proj").tensors["bias"] == f"{L}0.self_attn.q_a_proj.bias"
+    missing = only(plan, "HC301")
+    assert f"{L}0.self_attn.o_proj.bias" in missing.tensors and len(missing.tensors) == 6 * 3 - 1
+
+
+def test_a_wrong_shape_gives_both_shapes(fp8: Draft, tmp_path: Path) -> None:
+    fp8.tensors["model.norm.weight"] = ("BF16", (255,))
+    wrong = only(make_plan(fp8.write(tmp_path)), "HC303")
+    assert wrong.tensors == ("model.norm",)
+    assert "found BF16 [255]; accepted shape [256]" in wrong.message
+
+
+def test_another_block_size_in_the_file(fp8: Draft, tmp_path: Path) -> None:
+    name = f"{L}0.mlp.gate_proj"
+    assert fp8.tensors[name + ".weight"][1] == (128, 256)
+    fp8.tensors[name + ".weight_scale_inv"] = ("F32", (2, 4))
+    plan = make_plan(fp8.write(tmp_path))
+    differs = only(plan, "HC402")
+    assert plan.ok and differs.tensors == (name,)
+    assert "found fp8_e4m3_block_64x64 in the file; accepted fp8_e4m3_block_128x128" in differs.message
+    assert plan.module(name).scheme.name == "fp8_e4m3_block_64x64"
+    assert plan.module(name).decided_by.source == "facts"
+
+
+def test_another_scheme_in_the_file(fp8: Draft, tmp_path: Path) -> None:
+    name = f"{L}0.mlp.gate_proj"
+    fp8.drop(name)
+    fp8.tensors[name + ".weight"] = ("U8", (128, 128))
+    fp8.tensors[name + ".weight_scale"] = ("U8", (128, 8))
+    plan = make_plan(fp8.write(tmp_path))
+    differs = only(plan, "HC401")
+    assert plan.ok and "found mxfp4 in the file; accepted fp8_e4m3_block_128x128 (global" in differs.message
+    assert plan.module(name).activation.name == "none", "what was declared was declared for another scheme"
+
+
+def test_a_parameter_stored_twice(flash: Draft, tmp_path: Path) -> None:
+    at = "model.language_model.layers.3.mlp.experts."
+    flash.tensors[at + "gate_up_proj"] = ("BF16", (5, 256, 128))
+    flash.tensors[at + "down_proj"] = ("BF16", (5, 128, 128))
+    plan = make_plan(flash.write(tmp_path))
+    twice = only(plan, "HC306")
+    assert errors(plan) == ["HC306"] and at + "gate_up_proj" in twice.tensors
+    assert at + "0.gate_proj" in twice.message and "remove one of the two" in twice.hint
+
+
+def test_a_quantized_norm_is_refused(fp8: Draft, tmp_path: Path) -> None:
+    fp8.tensors["model.norm.weight"] = ("F8_E4M3", (256,))
+    fp8.tensors["model.norm.weight_scale"] = ("F32", ())
+    plan = make_plan(fp8.write(tmp_path / "a"))
+    assert "not a matrix" in only(plan, "HC405").message
+    embedded = Draft.of(DATA / "glm52-fp8-block")
+    embedded.tensors["model.embed_tokens.weight"] = ("F8_E4M3", (256, 256))
+    embedded.tensors["model.embed_tokens.weight_scale"] = ("F32", ())
+    plan = make_plan(embedded.write(tmp_path / "b"))
+    refused = only(plan, "HC405")
+    assert refused.tensors == ("model.embed_tokens",) and "found fp8_e4m3_tensor for embedding" in refused.message
+
+
+def test_an_unknown_architecture_lists_the_known(fp8: Draft, tmp_path: Path) -> None:
+    fp8.config["architectures"] = ["LlamaForCausalLM"]
+    plan = make_plan(fp8.write(tmp_path / "a"))
+    unknown = only(plan, "HC202")
+    assert errors(plan) == ["HC202"] and plan.modules == () and plan.architecture == "LlamaForCausalLM"
+    assert "found LlamaForCausalLM; accepted GlmMoeDsaForCausalLM, Glm5Next" in unknown.message
+    del fp8.config["architectures"]
+    assert "found None" in only(make_plan(fp8.write(tmp_path / "b")), "HC202").message
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "code", "words"),
+    [
+        ("hidden_size", None, "HC201", "hidden_size: found nothing; accepted a int"),
+        ("hidden_size", "many", "HC201", "found 'many'; accepted a int of at least 1"),
+        ("num_hidden_layers", 0, "HC201", "found 0; accepted a int of at least 1"),
+        ("rms_norm_eps", True, "HC201", "found True; accepted a float"),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}, "HC203", "rope_parameters: rope_type: found 'yarn'; accepted 'default'"),
+        ("rope_scaling", {"type": "linear"}, "HC203", "rope_scaling: rope_type: found 'linear'"),
+        ("rope_parameters", {"rope_theta": 1e6, "partial_rotary_factor": 0.5}, "HC203", "partial_rotary_factor"),
+        ("hidden_act", "gelu", "HC203", "found 'gelu'; accepted 'silu'"),
+        ("scoring_func", "softmax", "HC203", "found 'softmax'; accepted 'sigmoid'"),
+        ("topk_method", "greedy", "HC203", "found 'greedy'; accepted 'noaux_tc'"),
+        ("n_group", 3, "HC201", "n_group: found 3; accepted a divisor"),
+        ("topk_group", 2, "HC201", "topk_group: found 2; accepted at most n_group (1)"),
+        ("num_experts_per_tok", 9, "HC201", "accepted at most n_routed_experts (4)"),
+        ("indexer_types", ["full"], "HC201", "indexer_types: found 1 entries; accepted a list of 5"),
+        ("indexer_types", ["full", "half", "shared", "shared", "full"], "HC203", "found 'half'"),
+        ("mlp_layer_types", ["dense"] * 4 + ["wide"], "HC203", "found 'wide'; accepted 'dense' or 'sparse'"),
+        ("layer_types", ["linear_attention"] * 5, "HC203", "layer_types"),
+        ("eos_token_id", "end", "HC201", "found 'end'; accepted a token id or a list"),
+        ("qk_rope_head_dim", 33, "HC201", "an even number up to index_head_dim"),
+        ("quantization_config", [1], "HC201", "quantization_config: found [1]; accepted an object"),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_relied_on_is_refused_where_it_is_read(
+    fp8: Draft, tmp_path: Path, where: str, value: Any, code: str, words: str
+) -> None:
+    fp8.config[where] = value
+    plan = make_plan(fp8.write(tmp_path))
+    assert not plan.ok
+    found = [p for p in plan.problems if p.code == code]
+    assert any(words in p.message for p in found), [p.message for p in plan.problems][:5]
+    assert all(p.hint for p in plan.problems)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "words"),
+    [
+        ("qk_rope_head_dim", 16, "qk_rope_head_dim: found 16; accepted 0"),
+        ("mla_use_nope", False, "mla_use_nope: found False; accepted True"),
+        ("mhc", False, "mhc: found False"),
+        ("index_kpool_compress", False, "index_kpool_compress"),
+        ("index_topk", 18, "found 18; accepted a multiple of index_kpool (4)"),
+        ("layer_types", ["sliding"] * 8, "layer_types: found 'sliding'"),
+    ],
+)
+def test_flash_is_refused_where_it_differs(flash: Draft, tmp_path: Path, where: str, value: Any, words: str) -> None:
+    flash.text[where] = value
+    plan = make_plan(flash.write(tmp_path))
+    assert not plan.ok and any(words in p.message for p in plan.problems)
+
+
+def test_all_problems_come_at_once(fp8: Draft, tmp_path: Path) -> None:
+    fp8.drop("model.norm.weight")
+    fp8.tensors["model.extra.weight"] = ("BF16", (2, 2))
+    fp8.tensors[f"{L}0.mlp.down_proj.weight_scale_inv"] = ("F32", (9, 9))
+    fp8.tensors[f"{L}0.mlp.up_proj.weight_scale"] = ("F32", ())
+    fp8.quantization["modules_to_not_convert"].append("model.layers.77.mlp.gate")
+    fp8.quantization["shiny"] = 1
+    plan = make_plan(fp8.write(tmp_path))
+    assert {p.code for p in plan.problems} >= {"HC301", "HC302", "HC404", "HC305", "HC207", "HC204"}
+
+
+def test_weights_beyond_the_memory_are_a_warning(fp8: Draft, tmp_path: Path) -> None:
+    plan = make_plan(fp8.write(tmp_path))
+    assert plan.memory.weights > 1_000_000 and plan.memory.max_context == 4096
+    small = type(plan.platform)("cpu", "cpu", "a small machine", 2, 1_000_000, (), ("reference",))
+    tight = plan_facts(plan.facts, Wishes(), small)
+    warning = only(tight, "HC503")
+    assert tight.ok and "accepted up to 0.0 GB on a small machine" in warning.message and "disk" in warning.hint
+    assert 0 < tight.memory.max_context < 4096, "mapped weights give way to caches"
+
+
+def test_kernels_that_are_not_there_are_refused_with_every_reason(fp8: Draft, tmp_path: Path) -> None:
+    fp8.write(tmp_path)
+    plan = make_plan(tmp_path, kernels="triton")
+    refused = [p for p in plan.problems if p.code == "HC501"]
+    assert not plan.ok and all("triton: this build has no Triton kernels" in p.message for p in refused)
+    assert make_plan(tmp_path, kernels="reference").ok
+
+
+def test_conversions_are_said_with_their_cost(checkpoints: Path) -> None:
+    plan = make_plan(checkpoints / "glm52-quark-int4-file2file")
+    note = only(plan, "HC505")
+    assert len(note.tensors) == 87 and f"{plan.memory.converted / 1e6:.1f} MB" in note.hint
+
+
+def test_every_problem_that_is_made_has_a_documented_code(fp8: Draft, tmp_path: Path) -> None:
+    from hadron.problems import CODES, problem
+
+    with pytest.raises(KeyError):
+        problem("HC999", "", found="", accepted="", hint="")
+    fp8.drop("model.norm.weight")
+    assert all(p.code in CODES for p in make_plan(fp8.write(tmp_path)).problems)
