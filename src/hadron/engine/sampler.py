@@ -33,7 +33,10 @@ def sample(logits: Row, params: SamplingParams, *, seed: int, position: int) -> 
 
 
 def candidates(logits: Row, params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Tokens that may be drawn and their unnormalized probabilities (> 0), best first; ties by id."""
+    """Tokens that may be drawn and their unnormalized probabilities (> 0), in an order fixed by the arguments.
+
+    Of equally likely tokens at an edge, those with the lowest ids stay.
+    """
     assert params.temperature is not None
     assert params.top_p is not None
     assert params.top_k is not None
@@ -46,12 +49,11 @@ def candidates(logits: Row, params: SamplingParams) -> tuple[NDArray[np.int64], 
     ids = ids[weights[ids] > 0]
     total = float(weights[ids].sum())
     if params.top_p < 1:
-        # these hold less than 1 - top_p together: dropped before sorting, to sort few
+        # those left out here hold less than 1 - top_p together: a cheap way to have few to sort
         ids = ids[weights[ids] >= (1 - params.top_p) * total / len(ids)]
-    ids = ids[np.lexsort((ids, -weights[ids]))]
-    if params.top_p < 1:
+        ids = ids[np.lexsort((ids, -weights[ids]))]
         before = np.cumsum(weights[ids]) - weights[ids]
-        ids = ids[before < params.top_p * total]
+        ids = ids[: max(1, int(np.searchsorted(before, params.top_p * total)))]
     if params.min_p > 0:
         ids = ids[weights[ids] >= params.min_p]  # the likeliest weighs 1
     return ids, weights[ids]
