@@ -12,7 +12,7 @@ from hadron.platforms import cpu, cuda, rocm
 
 EPYC = """processor\t: 0
 model name\t: AMD EPYC 9654 96-Core Processor
-flags\t\t: fpu sse2 fma f16c avx2 avx512f avx512bw avx512vl avx512_vbmi avx512_vnni avx512_bf16
+flags\t\t: fpu sse2 fma f16c avx2 avx512f avx512bw avx512vl avx512vbmi avx512_vnni avx512_bf16
 
 processor\t: 1
 model name\t: AMD EPYC 9654 96-Core Processor

@@ -11,7 +11,7 @@ from hadron.platforms.base import Platform
 #: flag in /proc/cpuinfo -> name used here; the order is from narrow to wide
 INSTRUCTION_SETS: dict[str, str] = {
     "asimd": "neon", "sve": "sve", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avx512f": "avx512f",
-    "avx512bw": "avx512bw", "avx512vl": "avx512vl", "avx512_vbmi": "avx512_vbmi", "avx512_vnni": "avx512_vnni",
+    "avx512bw": "avx512bw", "avx512vl": "avx512vl", "avx512vbmi": "avx512_vbmi", "avx512_vnni": "avx512_vnni",
     "avx512_bf16": "avx512_bf16", "amx_tile": "amx_tile", "amx_bf16": "amx_bf16", "amx_int8": "amx_int8",
 }  # fmt: skip
 
