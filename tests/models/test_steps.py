@@ -123,6 +123,18 @@ def test_snapshot_and_restore_repeat_the_same_logits(tiny: tuple[Any, DictWeight
         assert torch.equal(run.step((cache, ids[at:]))[0], once), f"rewound to {at}"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and a build of torch that can use it")
+@pytest.mark.parametrize("prefill", ["mqa", "dense_mha"])
+def test_a_gpu_gives_the_same_logits(tiny: tuple[Any, DictWeights], prefill: str) -> None:
+    config, weights = tiny
+    ids = tokens(40, 17)
+    expected = Run(build(config, weights), config).logits(ids)
+    run = Run(build(config, weights.to("cuda"), prefill=prefill, device="cuda"), config)
+    for chunks in ([40], [7, 1, 20, 12], [1] * 40):
+        assert distance(run.logits(ids, chunks).cpu(), expected) <= 1e-4
+
+
 def test_a_fork_goes_its_own_way(tiny: tuple[Any, DictWeights]) -> None:
     config, weights = tiny
     run = Run(build(config, weights), config)

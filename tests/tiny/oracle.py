@@ -57,6 +57,10 @@ class DictWeights:
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
+    def to(self, device: str) -> DictWeights:
+        """The same on another device."""
+        return DictWeights({n: t.to(device) for n, t in self.tensors.items()})
+
     def cast(self, dtype: torch.dtype, keep: Sequence[str]) -> DictWeights:
         """Every tensor in `dtype`, but those whose name ends in one of `keep`."""
         return DictWeights({n: t if n.endswith(tuple(keep)) else t.to(dtype) for n, t in self.tensors.items()})
@@ -174,11 +178,16 @@ class Oracle:
 
 
 def build(
-    config: Any, weights: DictWeights, *, dtype: torch.dtype = torch.float32, prefill: str = "mqa"
+    config: Any,
+    weights: DictWeights,
+    *,
+    dtype: torch.dtype = torch.float32,
+    prefill: str = "mqa",
+    device: str = "cpu",
 ) -> LanguageModel:
-    """Our model over `weights`."""
-    needs = AttentionNeeds("cpu", True, str(dtype).removeprefix("torch."), False, config_selection_budget(config))
-    settings = model_settings(config, dtype=dtype, device="cpu", attention=select(needs, prefill=prefill))
+    """Our model over `weights`, which lie on `device`."""
+    needs = AttentionNeeds(device, True, str(dtype).removeprefix("torch."), False, config_selection_budget(config))
+    settings = model_settings(config, dtype=dtype, device=device, attention=select(needs, prefill=prefill))
     kind = Glm5NextModel if hasattr(config, "kda") else GlmMoeDsaModel
     return kind(config, weights, settings)
 
@@ -190,8 +199,8 @@ class Run:
         self.model = model
         dtype = str(model.settings.dtype).removeprefix("torch.")
         self.spec = cache_spec(config, dtype=dtype, page_size=page_size)
-        self.pages = Pages(self.spec, pages)
-        self.states = States(self.spec, slots)
+        self.pages = Pages(self.spec, pages, model.settings.device)
+        self.states = States(self.spec, slots, model.settings.device)
         self.manager = CacheManager(self.spec, BlockPool(pages, page_size), self.pages, self.states)
         # What was never written must never be read.
         for tensor in (*self.pages.latents, *self.pages.index_keys):

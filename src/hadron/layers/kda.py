@@ -24,7 +24,7 @@ class Kda:
         self.k_proj = weights.linear(f"{prefix}.k_proj")
         self.v_proj = weights.linear(f"{prefix}.v_proj")
         self.convolutions = [
-            weights.tensor(f"{prefix}.{name}").view(dims.width, dims.conv_kernel)
+            weights.tensor(f"{prefix}.{name}").reshape(dims.width, dims.conv_kernel)
             for name in ("q_conv1d", "k_conv1d", "v_conv1d")
         ]
         self.f_a_proj = weights.linear(f"{prefix}.f_a_proj")
