@@ -17,7 +17,7 @@ from hadron.checkpoint.facts import Facts, read_facts
 from hadron.errors import HadronError
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan
-from hadron.problems import Problem
+from hadron.problems import Problem, Severity
 from hostile.build import GOOD_CONFIG, checkpoint, entry, good_shard, index, shard
 
 FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,6 +170,42 @@ def test_plan_of_a_config_with_other_values(real: Path, data: st.DataObject, nam
             place[key] = data.draw(json_values | st.sampled_from([-1, 0, 2**63, 10**30, "", [], {}, None, True, "fp8"]))
     (real / "config.json").write_text(json.dumps(config, allow_nan=True))
     survives(lambda: make_plan(str(real)))
+
+
+FLASH, W4A16 = "glm53f-quark-mxfp4-blockfp8", "glm52-ct-w4a16"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "says"),
+    [
+        (FLASH, "text_config.num_hidden_layers", 10**30, "num_hidden_layers: found 1000000000000000000000000000000"),
+        (
+            FLASH,
+            "text_config.n_routed_experts",
+            10**9,
+            "n_routed_experts: found 1000000000; accepted a int of at least 1",
+        ),
+        (FLASH, "vision_config.depth", 10**30, "depth: found"),
+        (FLASH, "text_config.linear_attn_config.gate_lower_bound", "x", "gate_lower_bound: found 'x'"),
+        (FLASH, "text_config.rms_norm_eps", 10**400, "rms_norm_eps: found inf"),
+        (W4A16, "num_hidden_layers", 10**30, "num_hidden_layers: found"),
+        (W4A16, "n_routed_experts", 10**400, "n_routed_experts: found"),
+        (W4A16, "quantization_config.config_groups.W4A16.targets", 7, "W4A16.targets"),
+    ],
+)
+def test_values_that_once_got_through(real: Path, name: str, path: str, value: Any, says: str) -> None:
+    """Found by putting every value at every place of every configuration."""
+    config = config_of(real, name)
+    *parents, last = path.split(".")
+    place = config
+    for key in parents:
+        place = place[key]
+    assert last in place
+    place[last] = value
+    (real / "config.json").write_text(json.dumps(config))
+    found = [problem for problem in make_plan(str(real)).problems if says in problem.message]
+    assert found, says
+    assert found[0].severity is Severity.ERROR
 
 
 @given(st.sampled_from(CONFIGS), edits)

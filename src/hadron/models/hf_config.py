@@ -11,6 +11,10 @@ from typing import Any
 
 from hadron.problems import Problem, problem
 
+#: several times the largest published; a configuration that asks for more only costs memory
+MAX_LAYERS = 512
+MAX_EXPERTS = 2048
+
 
 class ConfigReader:
     """Reads one JSON object. `path` is how messages name it (`config.json: text_config`)."""
@@ -27,13 +31,16 @@ class ConfigReader:
             problem(code, f"{self.path}: {key}", found=found, accepted=accepted, hint=hint, tensors=(key,))
         )
 
-    def _typed(self, key: str, kind: type, minimum: float | None) -> Any:
+    def _typed(self, key: str, kind: type, minimum: float | None, maximum: float | None) -> Any:
         value = self.values[key]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 2**1023 else float("inf")
         wrong_type = not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))
-        if wrong_type or (minimum is not None and value < minimum) or (kind is float and abs(value) == float("inf")):
+        too_small = not wrong_type and minimum is not None and value < minimum
+        too_large = not wrong_type and maximum is not None and value > maximum
+        if wrong_type or too_small or too_large or (kind is float and abs(value) == float("inf")):
             bound = "" if minimum is None else f" of at least {minimum:g}"
+            bound += "" if maximum is None else f" and at most {maximum:g}"
             self._refuse(
                 "HC201", key, found=repr(value)[:80], accepted=f"a {kind.__name__}{bound}",
                 hint="compare with the config.json of the original release",
@@ -41,7 +48,7 @@ class ConfigReader:
             return None
         return value
 
-    def required(self, key: str, kind: type, *, minimum: float | None = None) -> Any:
+    def required(self, key: str, kind: type, *, minimum: float | None = None, maximum: float | None = None) -> Any:
         """The value of `key`, or a stand-in of its type with a problem noted."""
         stand_in = {int: max(1, int(minimum or 1)), float: 1.0, bool: False, str: "", list: [], dict: {}}[kind]
         if self.values.get(key) is None:
@@ -50,14 +57,14 @@ class ConfigReader:
                 hint="compare with the config.json of the original release",
             )  # fmt: skip
             return stand_in
-        value = self._typed(key, kind, minimum)
+        value = self._typed(key, kind, minimum, maximum)
         return stand_in if value is None else value
 
     def default(self, key: str, kind: type, default: Any, *, minimum: float | None = None) -> Any:
         """The value of `key`, or `default` where it is absent or null."""
         if self.values.get(key) is None:
             return default
-        value = self._typed(key, kind, minimum)
+        value = self._typed(key, kind, minimum, None)
         return default if value is None else value
 
     def must_equal(self, key: str, accepted: tuple[Any, ...], why: str) -> None:

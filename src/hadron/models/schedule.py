@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hadron.layers.dimensions import MoeDimensions
-from hadron.models.hf_config import ConfigReader
+from hadron.models.hf_config import MAX_EXPERTS, ConfigReader
 
 _INDEXER = {"full": "full", "shared": "shared"}
 _MLP = {"dense": "dense", "sparse": "sparse"}
@@ -42,7 +42,7 @@ def read_moe(r: ConfigReader, hidden: int, limit: float | None) -> MoeDimensions
     """Router and experts; values of the published configurations that are not implemented are refused."""
     r.must_equal("scoring_func", ("sigmoid",), "the router scores with a sigmoid")
     r.must_equal("topk_method", ("noaux_tc",), "experts are picked with a correction bias")
-    experts = r.required("n_routed_experts", int, minimum=1)
+    experts = r.required("n_routed_experts", int, minimum=1, maximum=MAX_EXPERTS)
     intermediate = r.required("moe_intermediate_size", int, minimum=1)
     top_k = r.required("num_experts_per_tok", int, minimum=1)
     groups = r.default("n_group", int, 1, minimum=1)

@@ -53,6 +53,9 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
             _weights(group.get("weights"), where, problems), _inputs(group.get("input_activations"), where, problems)
         )
         targets = group.get("targets") or []
+        if not isinstance(targets, str | list):
+            bad_value(problems, f"{where}.targets", targets, "names, re: patterns or Linear")
+            targets = []
         for target in [targets] if isinstance(targets, str) else targets:
             if target == "Linear":
                 by_type = by_type or (f"{name}: Linear", declaration)

@@ -23,7 +23,7 @@ from hadron.layers.dimensions import (
 )
 from hadron.models import sites
 from hadron.models.glm5_next import vision
-from hadron.models.hf_config import ConfigReader
+from hadron.models.hf_config import MAX_LAYERS, ConfigReader
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Stored
 from hadron.models.schedule import eos_ids, indexer_types, mlp_types, read_moe
 from hadron.problems import Problem
@@ -66,7 +66,7 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> Glm5NextConfig | No
         r = ConfigReader(nested, "config.json: text_config", problems)
     else:
         r = ConfigReader(raw, "config.json", problems)
-    count = r.required("num_hidden_layers", int, minimum=1)
+    count = r.required("num_hidden_layers", int, minimum=1, maximum=MAX_LAYERS)
     hidden = r.required("hidden_size", int, minimum=1)
     r.must_equal("hidden_act", ("silu",), "only the SiLU-gated MLP is implemented")
     r.must_equal("qk_rope_head_dim", (0,), "the text tower has no rotary part")
@@ -167,8 +167,9 @@ def _kda(r: ConfigReader, hidden: int, norm_eps: float) -> KdaDimensions:
     kernel = n.default("short_conv_kernel_size", int, r.default("linear_conv_kernel_dim", int, 4, minimum=1), minimum=1)
     bound: float | None
     if "gate_lower_bound" in nested or "linear_lower_bound" in r.values:
-        stated = nested.get("gate_lower_bound", r.values.get("linear_lower_bound"))
-        bound = None if stated is None else float(n.default("gate_lower_bound", float, stated))
+        published = "gate_lower_bound" in nested
+        reader, key = (n, "gate_lower_bound") if published else (r, "linear_lower_bound")
+        bound = reader.default(key, float, None)
         if bound is None and nested and nested.get("safe_gate", True):
             bound = -5.0
     else:

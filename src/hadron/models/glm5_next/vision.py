@@ -9,7 +9,7 @@ from typing import Any
 
 from hadron.layers.dimensions import MlpDimensions
 from hadron.models import sites
-from hadron.models.hf_config import ConfigReader
+from hadron.models.hf_config import MAX_LAYERS, ConfigReader
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Stored
 from hadron.problems import Problem
 
@@ -35,7 +35,7 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> VisionDimensions | 
     """The sizes in `vision_config`, or None with its problems noted."""
     r = ConfigReader(raw, "config.json: vision_config", problems)
     sizes = VisionDimensions(
-        depth=r.required("depth", int, minimum=1),
+        depth=r.required("depth", int, minimum=1, maximum=MAX_LAYERS),
         hidden=r.required("hidden_size", int, minimum=1),
         intermediate=r.required("intermediate_size", int, minimum=1),
         heads=r.required("num_heads", int, minimum=1),

@@ -19,7 +19,7 @@ from hadron.layers.dimensions import (
     MoeDimensions,
 )
 from hadron.models import sites
-from hadron.models.hf_config import ConfigReader
+from hadron.models.hf_config import MAX_LAYERS, ConfigReader
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Stored
 from hadron.models.schedule import eos_ids, indexer_types, mlp_types, read_moe
 from hadron.problems import Problem
@@ -47,7 +47,7 @@ class GlmMoeDsaConfig:
 def read(raw: Mapping[str, Any], problems: list[Problem]) -> GlmMoeDsaConfig | None:
     """The configuration in `config.json`, or None with its problems noted."""
     r = ConfigReader(raw, "config.json", problems)
-    count = r.required("num_hidden_layers", int, minimum=1)
+    count = r.required("num_hidden_layers", int, minimum=1, maximum=MAX_LAYERS)
     hidden = r.required("hidden_size", int, minimum=1)
     r.must_equal("hidden_act", ("silu",), "only the SiLU-gated MLP is implemented")
     q_rank = r.required("q_lora_rank", int, minimum=1)
