@@ -172,6 +172,14 @@ def test_files_of_other_use_make_no_noise(tmp_path: Path) -> None:
     assert read_facts(folder).problems == []
 
 
+def test_damaged_file_beside_the_checkpoint(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, model__safetensors=good_shard("a.weight"), mtp__safetensors=b"\0\0")
+    problem = only(read_facts(folder), "HC107")
+    assert problem.severity is Severity.NOTE
+    assert "mtp.safetensors is not part of the checkpoint and cannot be read" in problem.message
+    assert "a file of 2 bytes" in problem.message
+
+
 def test_without_model_files_all_are_the_checkpoint(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, part1__safetensors=good_shard("a"), part2__safetensors=good_shard("b"))
     facts = read_facts(folder)

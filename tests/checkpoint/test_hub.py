@@ -353,6 +353,13 @@ def test_partial_snapshot_is_not(server: HubServer, hub: Hub) -> None:
     assert "a.weight" in facts.tensors
 
 
+def test_snapshot_with_broken_links_is_not(hub: Hub) -> None:
+    folder = snapshot(hub.cache_dir, S1, S2)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors.index.json").symlink_to("gone")
+    assert read_facts(REPO, hub=hub).root is None
+
+
 def test_offline(server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set") as caught:

@@ -32,7 +32,8 @@ _FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _FIRST_BYTES = 256 * 1024
 #: of all headers together; published checkpoints need less than a tenth
 _MAX_ALL_HEADERS = 1 << 30
-_DOWNLOAD_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, LocalEntryNotFoundError, ValueError)
+#: RuntimeError is how its transfer library reports trouble
+_DOWNLOAD_ERRORS: tuple[type[Exception], ...] = (*TRANSPORT_ERRORS, LocalEntryNotFoundError, ValueError, RuntimeError)
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 
 R = TypeVar("R")
@@ -132,10 +133,12 @@ def _download_error(model: str, error: Exception) -> HubError:
 
 def _complete(folder: Path) -> bool:
     """Whether every shard is there, as far as the index or the numbering in the names tells."""
-    local = LocalFolder(folder)
-    files = local.files()
+    files = LocalFolder(folder).files()
     index, problems = find_index(files)
-    weight_map = parse_index(index, (folder / index).read_bytes())[0] if index else None
+    try:
+        weight_map = parse_index(index, (folder / index).read_bytes())[0] if index else None
+    except OSError:  # a link into a part of the cache that was removed
+        return False
     used, _ = select_shards(files, weight_map)
     return bool(used) and not problems and not missing_numbers(used) and all((folder / name).exists() for name in used)
 

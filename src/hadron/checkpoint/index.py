@@ -137,8 +137,17 @@ def missing_numbers(shards: Iterable[str]) -> list[Problem]:
 
 
 def report_unused(name: str, header: Header, index: str | None, tensors: Mapping[str, object]) -> Problem | None:
-    """HC107 for a file that is no shard of the checkpoint but looks like weights; None for others."""
+    """HC107 for a file that is no shard of the checkpoint but looks like weights, or cannot be read; else None."""
     names = list(header.tensors)
+    if not header.data_start:
+        return problem(
+            "HC107",
+            f"{name} is not part of the checkpoint and cannot be read",
+            found="; ".join(fault.message for fault in header.problems),
+            accepted="safetensors files",
+            hint="nothing to do unless its tensors are wanted; then fetch it again",
+            severity=Severity.NOTE,
+        )
     if not any(tensor.endswith((".weight", ".weight_packed")) for tensor in names):
         return None
     twice = [tensor for tensor in names if tensor in tensors]
