@@ -117,10 +117,11 @@ def test_br22_a_ptpc_layer_quantizes_its_input_by_token_not_by_block() -> None:
 
 @pytest.mark.parametrize("operation", ["linear", "mlp", "moe", "lm_head"])
 def test_a_provider_without_kernels_refuses_with_its_reason(operation: str) -> None:
-    assert select(operation, s.MXFP4, providers=("cpu",)) == Refusal(("cpu: this build has no native CPU kernels",))
-    choice = select(operation, s.MXFP4, providers=("cpu", "triton", "reference"))
+    refusal = "triton: this build has no Triton kernels"
+    assert select(operation, s.MXFP4, providers=("triton",)) == Refusal((refusal,))
+    choice = select(operation, s.MXFP4, providers=("triton", "reference"))
     assert isinstance(choice, KernelChoice) and choice.name == f"reference.{operation}"
-    assert choice.refused == ("cpu: this build has no native CPU kernels", "triton: this build has no Triton kernels")
+    assert choice.refused == (refusal,)
 
 
 def test_a_scheme_that_a_kernel_cannot_read_is_refused_by_name() -> None:
@@ -131,16 +132,18 @@ def test_a_scheme_that_a_kernel_cannot_read_is_refused_by_name() -> None:
 
 def test_providers_in_the_platform_s_order_or_the_one_named() -> None:
     assert providers("auto", ("cpu", "reference")) == ("cpu", "reference")
-    assert providers("cpu", ("cpu", "reference")) == ("cpu",)
+    assert providers("triton", ("cpu", "reference")) == ("triton",)
+    rest = CATALOGS["cpu"].completed_by
+    assert providers("cpu", ("cpu", "reference")) == (("cpu",) if rest is None else ("cpu", rest))
     with pytest.raises(UsageError) as caught:
         providers("gpu", ())
     assert "--kernels" in str(caught.value) and ", ".join(("auto", *CATALOGS)) in str(caught.value)
 
 
-def test_kernels_cpu_refuses_before_reading(checkpoints: Path) -> None:
+def test_kernels_that_are_not_there_refuse_before_reading(checkpoints: Path) -> None:
     with pytest.raises(PlanError) as caught:
-        checkpoint_linear(checkpoints / "glm52-quark-ptpc", "model.layers.0.mlp.down_proj", [[0.0]], kernels="cpu")
-    assert "this build has no native CPU kernels" in str(caught.value)
+        checkpoint_linear(checkpoints / "glm52-quark-ptpc", "model.layers.0.mlp.down_proj", [[0.0]], kernels="triton")
+    assert "this build has no Triton kernels" in str(caught.value)
 
 
 def test_an_unknown_module_lists_names_like_it(checkpoints: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hadron.kernels.cpu import native
 from hadron.platforms import cpu
 
 
@@ -56,6 +57,8 @@ def environment() -> dict[str, dict[str, Any]]:
             "instruction_sets": list(processor.features),
             "cores": processor.cores,
             "cores_physical": psutil.cpu_count(logical=False),
+            "native_kernels": native.level_name() if native.levels() else None,
+            "native_levels": list(native.levels()),
             "torch_threads": torch.get_num_threads(),
             "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         },

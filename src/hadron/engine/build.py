@@ -40,8 +40,7 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
     if not plan.ok:
         raise PlanError(plan.model, plan.errors)
     assert plan.architecture is not None and plan.config is not None
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(threads(config))
     weights = load_weights(plan, config, progress)
     settings = model_settings(
         plan.config,
@@ -65,7 +64,7 @@ def load_weights(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _s
     device = torch_device(config)
     mapped = MappedCheckpoint(plan.facts, names, progress)
     weights = PlannedWeights(
-        bindings, mapped, device=device, declared=config.activation_quantization == "declared"
+        bindings, mapped, device=device, declared=_declared(config), threads=threads(config)
     )  # fmt: skip
     if config.prefault:
         mapped.prefault()
@@ -87,6 +86,15 @@ def torch_device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
+def threads(config: EngineConfig) -> int:
+    """Threads of torch and of native kernels alike."""
+    return config.threads or torch.get_num_threads()
+
+
+def _declared(config: EngineConfig) -> bool:
+    return config.activation_quantization == "declared"
+
+
 def _provider(plan: LoadPlan, config: EngineConfig) -> Provider:
     """Where layers take the functions of operations without a weight of their own."""
     asked = providers(config.kernels, plan.platform.providers)
@@ -95,7 +103,10 @@ def _provider(plan: LoadPlan, config: EngineConfig) -> Provider:
         choice = select(operation, providers=asked)
         if isinstance(choice, KernelChoice):
             chosen[operation] = choice.provider
-    return Provider(chosen)
+    if _declared(config):
+        # Emulation quantizes between the products of a block, so blocks are put together from products.
+        chosen |= {"mlp": "reference", "moe": "reference"}
+    return Provider(chosen, threads=threads(config))
 
 
 def _attention(plan: LoadPlan) -> AttentionChoice:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hadron.checkpoint.load import MappedCheckpoint
-from hadron.engine.build import torch_device
+from hadron.engine.build import threads, torch_device
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
 from hadron.errors import PlanError, RequestError
@@ -47,7 +47,11 @@ def linear(
     bindings = {name: plan.bindings[name]}
     mapped = MappedCheckpoint(plan.facts, bindings[name].module.tensors.values())
     weights = PlannedWeights(
-        bindings, mapped, device=torch_device(config), declared=activation_quantization == "declared"
+        bindings,
+        mapped,
+        device=torch_device(config),
+        declared=activation_quantization == "declared",
+        threads=threads(config),
     )
     product = weights.linear(name)
     weights.finish()

@@ -25,16 +25,24 @@ _OF_WEIGHT = ("weight", "scale", "global_scale", "zero_point")
 class PlannedWeights:
     """Implements `layers.weights.Weights`. bindings: runtime name -> where it lies, the sections to run.
 
-    declared: emulate the activation quantization that the checkpoint declares.
+    declared: emulate the activation quantization that the checkpoint declares. threads: of native
+    kernels.
     """
 
     def __init__(
-        self, bindings: Mapping[str, Binding], mapped: MappedCheckpoint, *, device: torch.device, declared: bool
+        self,
+        bindings: Mapping[str, Binding],
+        mapped: MappedCheckpoint,
+        *,
+        device: torch.device,
+        declared: bool,
+        threads: int,
     ) -> None:
         self._bindings = bindings
         self._mapped = mapped
         self._device = device
         self._declared = declared
+        self._threads = threads
         self._bind_quantize = Provider().function("quantize", "bind")
         self._asked: set[str] = set()
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -57,7 +65,8 @@ class PlannedWeights:
         bias = self._taken(module).get("bias")
         if bias is not None:
             bias = _part(bias, binding).to(self._device)
-        return Linear(weight, _kernel(module), bias=bias, quantize=self._quantize(module, binding.expert))
+        quantize = self._quantize(module, binding.expert)
+        return Linear(weight, _kernel(module), bias=bias, quantize=quantize, threads=self._threads)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A plain parameter in its stored dtype; `<name>.bias` is the bias of a norm."""

@@ -28,8 +28,10 @@ class Kernel(Struct, frozen=True):
 
 
 class Catalog(Struct, frozen=True):
-    """All rows of one provider. absent: why it has none, where it has none."""
+    """All rows of one provider. absent: why it has none, where it has none. completed_by: the provider
+    that runs what this one has no row for, even where the user names this one."""
 
     provider: str
     kernels: tuple[Kernel, ...] = ()
     absent: str | None = None
+    completed_by: str | None = None

@@ -15,9 +15,10 @@ from hadron.kernels.ops import OPERATIONS
 
 class Provider:
     """Looks functions up once, when a layer is built. `providers` maps operations to provider names;
-    an operation that is not named comes from `reference`."""
+    an operation that is not named comes from `reference`. threads: of native kernels."""
 
-    def __init__(self, providers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, providers: Mapping[str, str] | None = None, *, threads: int = 1) -> None:
+        self.threads = threads
         self._providers = dict(providers or {})
         unknown = sorted(set(self._providers) - set(OPERATIONS))
         if unknown:

@@ -44,7 +44,8 @@ class Refusal(Struct, frozen=True):
 
 
 def providers(asked: str, preferred: tuple[str, ...]) -> tuple[str, ...]:
-    """Providers to ask, in order. asked: `auto`, or one provider, and then no other is tried.
+    """Providers to ask, in order. asked: `auto`, or one provider, and then no other is
+    tried but the one that completes it.
 
     preferred: the platform's own order (`Platform.providers`).
     """
@@ -58,7 +59,8 @@ def providers(asked: str, preferred: tuple[str, ...]) -> tuple[str, ...]:
             accepted=", ".join(("auto", *CATALOGS)),
             hint="leave it out to let the platform choose",
         )
-    return (asked,)
+    rest = CATALOGS[asked].completed_by
+    return (asked,) if rest is None else (asked, rest)
 
 
 @cache

@@ -22,10 +22,10 @@ class Linear:
     """x @ weight.T + bias. weight: views of the checkpoint. kernel: the plan's choice for this module.
 
     bias: [out] or None. quantize: what the declared activation quantization makes of x, or None to
-    leave it alone.
+    leave it alone. threads: of native kernels. `run` is the bound product, without `quantize`.
     """
 
-    __slots__ = ("_bias", "_quantize", "_run", "weight")
+    __slots__ = ("_quantize", "run", "weight")
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class Linear:
         *,
         bias: torch.Tensor | None = None,
         quantize: Product | None = None,
+        threads: int = 1,
     ) -> None:
         self.weight = weight
-        self._bias = bias
         self._quantize = quantize
-        self._run = bind(kernel, weight, bias)
+        self.run = bind(kernel, weight, bias, threads)
 
     @property
     def in_features(self) -> int:
@@ -52,15 +52,15 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] -> [tokens, out] in x's dtype."""
-        return self._run(x if self._quantize is None else self._quantize(x)).to(x.dtype)
+        return self.run(x if self._quantize is None else self._quantize(x)).to(x.dtype)
 
     def dequantized(self) -> torch.Tensor:
         """The weight as float32 [out, in], by the reference definition."""
         return dequantize(self.weight)
 
 
-def bind(kernel: KernelChoice, weight: StoredWeight, bias: torch.Tensor | None) -> Product:
+def bind(kernel: KernelChoice, weight: StoredWeight, bias: torch.Tensor | None, threads: int) -> Product:
     """The kernel's function, bound to one weight: x [tokens, in] -> float32 [tokens, out]."""
     module, _, function = kernel.path.rpartition(".")
-    product: Product = getattr(importlib.import_module(module), function)(weight, bias)
+    product: Product = getattr(importlib.import_module(module), function)(weight, bias, threads)
     return product

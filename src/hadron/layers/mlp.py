@@ -12,16 +12,16 @@ from hadron.layers.weights import Weights
 class Mlp:
     """down(silu(gate(x)) * up(x)) with the clamp of its dimensions. prefix: `layers.0.mlp`."""
 
-    __slots__ = ("_down", "_gate", "_limit", "_mlp", "_up")
+    __slots__ = ("_mlp", "down", "gate", "limit", "up")
 
     def __init__(self, prefix: str, dims: MlpDimensions, weights: Weights, kernels: Provider | None = None) -> None:
-        self._gate = weights.linear(f"{prefix}.gate_proj")
-        self._up = weights.linear(f"{prefix}.up_proj")
-        self._down = weights.linear(f"{prefix}.down_proj")
-        self._limit = dims.limit
-        self._mlp = (kernels or Provider()).function("mlp", "mlp")
+        self.gate = weights.linear(f"{prefix}.gate_proj")
+        self.up = weights.linear(f"{prefix}.up_proj")
+        self.down = weights.linear(f"{prefix}.down_proj")
+        self.limit = dims.limit
+        self._mlp = (kernels or Provider()).function("mlp", "bind")(self.gate, self.up, self.down, self.limit)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden] in x's dtype."""
-        y: torch.Tensor = self._mlp(x, self._gate, self._up, self._down, self._limit)
-        return y
+        y: torch.Tensor = self._mlp(x)
+        return y.to(x.dtype)

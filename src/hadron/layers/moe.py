@@ -29,7 +29,7 @@ class Moe:
             shared = MlpDimensions(dims.hidden, dims.shared_intermediate, dims.limit)
             self._shared = Mlp(f"{prefix}.shared_experts", shared, weights, kernels)
         self._route = kernels.function("router", "route")
-        self._moe = kernels.function("moe", "moe")
+        self._moe = kernels.function("moe", "bind")(self._experts, self._shared)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [tokens, hidden] -> ids int64 ascending and weights float32, both [tokens, top_k]; float32 inside."""
@@ -40,5 +40,5 @@ class Moe:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden] in x's dtype."""
         ids, weights = self.route(x)
-        y: torch.Tensor = self._moe(x, ids, weights, self._experts, self._shared)
-        return y
+        y: torch.Tensor = self._moe(x, ids, weights)
+        return y.to(x.dtype)

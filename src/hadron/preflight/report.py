@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from textwrap import wrap
 from typing import NamedTuple
 
+from hadron.kernels.cpu import native
 from hadron.models.inventory import ModuleKind, Section
 from hadron.preflight.plan import LoadPlan, ModulePlan
 from hadron.problems import CODES, Problem, Severity
@@ -274,10 +275,12 @@ def _memory(plan: LoadPlan) -> Iterator[Line]:
         f"state {bytes_text(memory.state_per_sequence)} a sequence",
     )
     machine = plan.platform
+    native_level = native.level_name() if native.levels() else "no native kernels"
     yield from _labelled(
         "machine",
-        f"{machine.device}, {machine.description}, {machine.cores} cores, {bytes_text(memory.available)} memory, "
-        f"room for {memory.max_context:,} tokens of context",
+        f"{machine.device}, {machine.description}, {machine.cores} cores, {native_level}, "
+        f"{bytes_text(memory.available)} memory, "
+        f"room for {memory.max_context:,} tokens",
     )
 
 

@@ -11,8 +11,8 @@ CATALOG = Catalog(
     "reference",
     (
         Kernel("linear", "hadron.kernels.reference.linear.bind"),
-        Kernel("mlp", "hadron.kernels.reference.mlp.mlp"),
-        Kernel("moe", "hadron.kernels.reference.moe.moe"),
+        Kernel("mlp", "hadron.kernels.reference.mlp.bind"),
+        Kernel("moe", "hadron.kernels.reference.moe.bind"),
         Kernel("router", "hadron.kernels.reference.router.route"),
         Kernel("mla", "hadron.kernels.reference.mla"),
         Kernel("indexer", "hadron.kernels.reference.indexer"),

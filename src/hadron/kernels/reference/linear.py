@@ -30,6 +30,10 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
     return y if bias is None else y + bias.float()
 
 
-def bind(weight: StoredWeight, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """`linear` for one weight, as a layer keeps it: x [tokens, in] -> float32 [tokens, out]."""
+def bind(weight: StoredWeight, bias: torch.Tensor | None, threads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`linear` for one weight, as a layer keeps it: x [tokens, in] -> float32 [tokens, out].
+
+    threads is that of native kernels; torch has its own.
+    """
+    del threads
     return partial(linear, weight=weight, bias=bias)

@@ -8,6 +8,7 @@ emulation, so halves that differ cannot be mixed up. Source: transformers 5.23 `
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -21,3 +22,8 @@ def mlp(x: torch.Tensor, gate: Product, up: Product, down: Product, limit: float
     if limit is not None:
         gated, raised = gated.clamp(max=limit), raised.clamp(-limit, limit)
     return down((functional.silu(gated) * raised).to(x.dtype))
+
+
+def bind(gate: Product, up: Product, down: Product, limit: float | None) -> Product:
+    """`mlp` of three products, as a layer keeps it."""
+    return partial(mlp, gate=gate, up=up, down=down, limit=limit)

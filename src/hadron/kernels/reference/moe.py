@@ -7,6 +7,7 @@ token is the same whatever else is in the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -28,3 +29,10 @@ def moe(
     if shared is not None:
         total += shared(x).float()
     return total.to(x.dtype)
+
+
+def bind(
+    experts: Sequence[Expert], shared: Expert | None
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """`moe` of these experts, as a layer keeps it: (x, ids, weights) -> [tokens, hidden]."""
+    return partial(moe, experts=experts, shared=shared)

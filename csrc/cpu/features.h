@@ -1,0 +1,13 @@
+// Which levels this processor runs.
+#pragma once
+
+#include <vector>
+
+#include "level.h"
+
+namespace hadron {
+
+// From the narrowest, which always runs, to the widest. An AMX level has its place after these.
+std::vector<const Kernels*> available_levels();
+
+}  // namespace hadron

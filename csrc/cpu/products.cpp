@@ -1,0 +1,271 @@
+// Rows are shared out over OpenMP threads in fixed blocks; who computes a row never changes its bits.
+//
+// The experts of a step are one pool of work: blocks of rows of every chosen expert, taken in turn, so that
+// eight experts of one token occupy all threads as well as one expert of five hundred does.
+#include "products.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <map>
+#include <memory>
+
+#include "workspace.h"
+
+namespace hadron {
+namespace {
+
+constexpr int64_t kBlock = 16;        // rows of the smallest share: the tile of the widest level
+constexpr int64_t kExpertBlock = 64;  // rows of one piece of expert work
+
+int64_t aligned(int64_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+// One workspace a thread and purpose, kept for the life of the thread.
+Workspace& scratch() {
+    thread_local Workspace workspace;
+    return workspace;
+}
+
+// Buffers of the calling thread, shared with its team for the length of a call.
+struct Buffers {
+    Workspace prepared, gated, hidden, results;
+    std::vector<const uint8_t*> rows;
+    std::vector<float*> out;
+};
+Buffers& buffers() {
+    thread_local Buffers of_thread;
+    return of_thread;
+}
+
+// Carries an exception out of a parallel region.
+class Caught {
+  public:
+    template <class Work>
+    void run(Work&& work) {
+        try {
+            work();
+        } catch (...) {
+            if (!taken_.test_and_set()) error_ = std::current_exception();
+        }
+    }
+    void rethrow() {
+        if (error_) std::rethrow_exception(error_);
+    }
+
+  private:
+    std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
+    std::exception_ptr error_;
+};
+
+// This thread's rows of `rows`, in whole blocks.
+std::pair<int64_t, int64_t> share(int64_t rows) {
+    const int64_t blocks = (rows + kBlock - 1) / kBlock, team = omp_get_num_threads(),
+                  me = omp_get_thread_num();
+    return {std::min(rows, blocks * me / team * kBlock), std::min(rows, blocks * (me + 1) / team * kBlock)};
+}
+
+// Rows of prepared activations for weights of one order, with pointers to each.
+void point(uint8_t* base, int64_t stride, int64_t count, std::vector<const uint8_t*>& rows) {
+    rows.resize(static_cast<size_t>(count));
+    for (int64_t t = 0; t < count; ++t) rows[static_cast<size_t>(t)] = base + t * stride;
+}
+
+void point(float* base, int64_t stride, int64_t count, std::vector<float*>& rows) {
+    rows.resize(static_cast<size_t>(count));
+    for (int64_t t = 0; t < count; ++t) rows[static_cast<size_t>(t)] = base + t * stride;
+}
+
+int team(int threads, int64_t work) {
+    return static_cast<int>(std::clamp<int64_t>(work, 1, std::max(1, threads)));
+}
+
+}  // namespace
+
+void linear(const Kernels& k, const Weight& w, const float* x, int64_t tokens, float* y, int threads) {
+    if (tokens == 0) return;
+    Buffers& b = buffers();
+    const int64_t stride = aligned(k.prepared_bytes(w));
+    uint8_t* prepared = b.prepared.bytes(stride * tokens);
+    point(prepared, stride, tokens, b.rows);
+    point(y, w.rows, tokens, b.out);
+    Caught caught;
+#pragma omp parallel num_threads(team(threads, (w.rows + kBlock - 1) / kBlock))
+    {
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tokens; ++t) k.prepare(w, x + t * w.columns, prepared + t * stride);
+        caught.run([&] {
+            const auto [first, last] = share(w.rows);
+            k.rows(w, b.rows.data(), tokens, first, last, b.out.data(),
+                   scratch().bytes(k.scratch_bytes(w, tokens)));
+        });
+    }
+    caught.rethrow();
+}
+
+void mlp(const Kernels& k, const GatedMlp& block, const float* x, int64_t tokens, float* y, int threads) {
+    const std::vector<GatedMlp> one = {block};
+    moe(k, one, &block, x, nullptr, nullptr, tokens, 0, block.down->rows, y, threads);
+}
+
+namespace {
+
+// The tokens of one expert (or of the shared one) in a step.
+struct Job {
+    const GatedMlp* block;
+    int64_t first;                // its first row in the buffers of all jobs
+    std::vector<int64_t> tokens;  // rows of x
+    std::vector<const uint8_t*> gate_x, up_x, hidden_x;
+    std::vector<float*> gated, upped, out;
+};
+
+// A block of rows of one weight of one job.
+struct Piece {
+    int job;
+    int part;  // 0: gate, 1: up
+    int64_t first, last;
+};
+
+void cut(int job, int part, int64_t rows, std::vector<Piece>& pieces) {
+    for (int64_t from = 0; from < rows; from += kExpertBlock) {
+        pieces.push_back({job, part, from, std::min(rows, from + kExpertBlock)});
+    }
+}
+
+}  // namespace
+
+void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp* shared, const float* x,
+         const int64_t* ids, const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y,
+         int threads) {
+    if (tokens == 0) return;
+    std::map<int64_t, std::vector<int64_t>> chosen;  // expert -> places in ids, ascending
+    for (int64_t i = 0; i < tokens * top_k; ++i) chosen[ids[i]].push_back(i);
+    std::vector<Job> jobs;
+    std::vector<int64_t> row_of(static_cast<size_t>(tokens * top_k));  // place in ids -> row of the results
+    int64_t rows = 0, wide = 0;
+    const auto add = [&](const GatedMlp& block, int64_t count) -> Job& {
+        jobs.push_back(Job{&block, rows, {}, {}, {}, {}, {}, {}, {}});
+        rows += count;
+        wide = std::max(wide, block.gate->rows);
+        return jobs.back();
+    };
+    for (const auto& [expert, places] : chosen) {
+        Job& job = add(experts[static_cast<size_t>(expert)], static_cast<int64_t>(places.size()));
+        for (const int64_t place : places) {
+            row_of[static_cast<size_t>(place)] = job.first + static_cast<int64_t>(job.tokens.size());
+            job.tokens.push_back(place / top_k);
+        }
+    }
+    if (shared != nullptr) {
+        Job& job = add(*shared, tokens);
+        for (int64_t t = 0; t < tokens; ++t) job.tokens.push_back(t);
+    }
+
+    // Activations are prepared once for every order that occurs among gate and up.
+    std::map<int, std::pair<const Weight*, int64_t>> orders;  // order -> a weight of it, offset
+    int64_t prepared_bytes = 0;
+    for (const Job& job : jobs) {
+        for (const Weight* w : {job.block->gate, job.block->up}) {
+            if (orders.try_emplace(k.order(*w), w, prepared_bytes).second) {
+                prepared_bytes += aligned(k.prepared_bytes(*w)) * tokens;
+            }
+        }
+    }
+    Buffers& b = buffers();
+    uint8_t* prepared = b.prepared.bytes(prepared_bytes);
+    float* gated = b.gated.floats(2 * rows * wide);
+    float* results = b.results.floats(rows * hidden);
+    int64_t hidden_bytes = 0, scratch_bytes = 0;
+    std::vector<int64_t> hidden_at;
+    std::vector<Piece> up_pieces, down_pieces;
+    for (size_t j = 0; j < jobs.size(); ++j) {
+        Job& job = jobs[j];
+        const auto count = static_cast<int64_t>(job.tokens.size());
+        const auto gather = [&](const Weight& w, std::vector<const uint8_t*>& to) {
+            const int64_t stride = aligned(k.prepared_bytes(w)), at = orders.at(k.order(w)).second;
+            for (const int64_t t : job.tokens) to.push_back(prepared + at + t * stride);
+        };
+        gather(*job.block->gate, job.gate_x);
+        gather(*job.block->up, job.up_x);
+        point(gated + job.first * wide, wide, count, job.gated);
+        point(gated + (rows + job.first) * wide, wide, count, job.upped);
+        point(results + job.first * hidden, hidden, count, job.out);
+        hidden_at.push_back(hidden_bytes);
+        hidden_bytes += aligned(k.prepared_bytes(*job.block->down)) * count;
+        for (const Weight* w : {job.block->gate, job.block->up, job.block->down}) {
+            scratch_bytes = std::max(scratch_bytes, k.scratch_bytes(*w, count));
+        }
+        cut(static_cast<int>(j), 0, job.block->gate->rows, up_pieces);
+        cut(static_cast<int>(j), 1, job.block->up->rows, up_pieces);
+        cut(static_cast<int>(j), 0, job.block->down->rows, down_pieces);
+    }
+    uint8_t* hidden_x = b.hidden.bytes(hidden_bytes);
+    std::vector<std::pair<size_t, int64_t>> hidden_rows;  // (job, row of it)
+    for (size_t j = 0; j < jobs.size(); ++j) {
+        const int64_t stride = aligned(k.prepared_bytes(*jobs[j].block->down));
+        point(hidden_x + hidden_at[j], stride, static_cast<int64_t>(jobs[j].tokens.size()), jobs[j].hidden_x);
+        for (size_t i = 0; i < jobs[j].tokens.size(); ++i)
+            hidden_rows.emplace_back(j, static_cast<int64_t>(i));
+    }
+
+    std::atomic<size_t> next_up{0}, next_down{0};
+    Caught caught;
+#pragma omp parallel num_threads(team(threads, static_cast<int64_t>(up_pieces.size())))
+    {
+        uint8_t* mine = nullptr;
+        caught.run([&] { mine = scratch().bytes(scratch_bytes); });
+        for (const auto& [order, of_order] : orders) {
+            const Weight& w = *of_order.first;
+            const int64_t stride = aligned(k.prepared_bytes(w));
+#pragma omp for schedule(static) nowait
+            for (int64_t t = 0; t < tokens; ++t)
+                k.prepare(w, x + t * w.columns, prepared + of_order.second + t * stride);
+        }
+#pragma omp barrier
+        for (size_t i; mine != nullptr && (i = next_up.fetch_add(1)) < up_pieces.size();) {
+            const Piece& piece = up_pieces[i];
+            Job& job = jobs[static_cast<size_t>(piece.job)];
+            const bool is_gate = piece.part == 0;
+            k.rows(is_gate ? *job.block->gate : *job.block->up, is_gate ? job.gate_x.data() : job.up_x.data(),
+                   static_cast<int64_t>(job.tokens.size()), piece.first, piece.last,
+                   is_gate ? job.gated.data() : job.upped.data(), mine);
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < hidden_rows.size(); ++i) {
+            Job& job = jobs[hidden_rows[i].first];
+            const auto r = static_cast<size_t>(hidden_rows[i].second);
+            const GatedMlp& block = *job.block;
+            k.gate(job.gated[r], job.upped[r], block.limit, block.gate->rows, job.gated[r]);
+            k.prepare(*block.down, job.gated[r], const_cast<uint8_t*>(job.hidden_x[r]));
+        }
+        for (size_t i; mine != nullptr && (i = next_down.fetch_add(1)) < down_pieces.size();) {
+            const Piece& piece = down_pieces[i];
+            Job& job = jobs[static_cast<size_t>(piece.job)];
+            k.rows(*job.block->down, job.hidden_x.data(), static_cast<int64_t>(job.tokens.size()),
+                   piece.first, piece.last, job.out.data(), mine);
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tokens; ++t) {
+            float* out = y + t * hidden;
+            std::fill(out, out + hidden, 0.0f);
+            // Places of a token ascend by expert: the router gives them so.
+            for (int64_t i = t * top_k; i < (t + 1) * top_k; ++i) {
+                const float weight = weights[i];
+                const float* part = results + row_of[static_cast<size_t>(i)] * hidden;
+                for (int64_t h = 0; h < hidden; ++h) out[h] += part[h] * weight;
+            }
+            if (shared != nullptr) {
+                const float* part = jobs.back().out[static_cast<size_t>(t)];
+                for (int64_t h = 0; h < hidden; ++h) out[h] += part[h];
+            }
+        }
+    }
+    caught.rethrow();
+}
+
+}  // namespace hadron

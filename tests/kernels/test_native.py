@@ -1,0 +1,325 @@
+"""Native products at every level the processor has: against the definition, and bit for bit against themselves."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadron.errors import UnsupportedError, UsageError
+from hadron.kernels.cpu import native
+from hadron.kernels.reference.dequantize import dequantize
+from hadron.kernels.reference.mlp import mlp as reference_mlp
+from hadron.kernels.reference.moe import moe as reference_moe
+from hadron.kernels.stored import StoredWeight
+from hadron.quantization.dtypes import Element
+from hadron.quantization.scheme import Granularity, Packing, QuantizationScheme, parse_scheme
+
+pytestmark = pytest.mark.skipif(
+    not native.levels(), reason="this build has no native kernels: install with a C++ compiler to run these"
+)
+
+SCHEMES = (
+    "f32", "f16", "bf16", "fp8_e4m3_tensor", "fp8_e4m3_channel", "fp8_e4m3_block_128x128", "fp8_e4m3_block_64x64",
+    "fp8_e4m3_block_32x96", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "nvfp4", "int8_tensor", "int8_channel",
+    "int4_channel", "int4_channel_asym", "int4_group_32", "int4_group_40", "int4_group_128", "int4_group_32_asym",
+    "int4_group_128_asym", "int4_channel_fp8",
+)  # fmt: skip
+BATCHES = (1, 2, 3, 6, 7, 13, 16, 33)
+
+
+def unaligned(tensor: torch.Tensor, by: int = 1) -> torch.Tensor:
+    """The same values at an odd address: safetensors aligns headers, not tensors."""
+    raw = torch.empty(tensor.numel() * tensor.element_size() + 64 + by, dtype=torch.uint8).numpy()
+    start = -raw.ctypes.data % 64 + by
+    view = raw[start : start + tensor.numel() * tensor.element_size()]
+    view[:] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return torch.frombuffer(view.data, dtype=tensor.dtype).view(tensor.shape)
+
+
+def random_weight(scheme: QuantizationScheme, rows: int, columns: int, seed: int = 0) -> StoredWeight:
+    """Random codes of every value but NaN, scales of a few binades, in the layout kernels receive."""
+    g = torch.Generator().manual_seed(seed)
+    assert columns % 4 == 0 or scheme.bits != 6, "four codes share three bytes"
+
+    def codes(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
+
+    def floats(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=g) + 0.5
+
+    packing, zeros, weight = Packing.ROW_MAJOR, None, None
+    match scheme.element:
+        case Element.F32:
+            weight = torch.randn(rows, columns, generator=g)
+        case Element.F16 | Element.BF16:
+            dtype = torch.float16 if scheme.element is Element.F16 else torch.bfloat16
+            weight = torch.randn(rows, columns, generator=g).to(dtype)
+        case Element.E4M3:
+            raw = codes(rows, columns)
+            weight = torch.where((raw & 0x7F) == 0x7F, 0x7E, raw).to(torch.uint8).view(torch.float8_e4m3fn)
+        case Element.INT8:
+            weight = codes(rows, columns).view(torch.int8)
+        case Element.E2M1:
+            weight = codes(rows, -(-columns // 2))
+        case Element.E2M3 | Element.E3M2:
+            weight = codes(rows, -(-columns * 6 // 8))
+        case Element.INT4:
+            weight = codes(rows, -(-columns // 8) * 4).view(torch.int32)
+            packing = Packing.INT4_ROWS
+    groups = -(-columns // scheme.columns) if scheme.columns else 1
+    scale = None
+    match scheme.granularity:
+        case Granularity.TENSOR:
+            scale = floats(1)[0]
+        case Granularity.CHANNEL:
+            scale = floats(rows, 1)
+        case Granularity.BLOCK:
+            scale = floats(-(-rows // scheme.rows), groups)
+        case Granularity.GROUP if scheme.scale == "e8m0":
+            scale = torch.randint(121, 133, (rows, groups), generator=g, dtype=torch.uint8)
+        case Granularity.GROUP if scheme.scale == "e4m3":
+            scale = torch.randint(0, 0x7F, (rows, groups), generator=g, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        case Granularity.GROUP:
+            scale = floats(rows, groups).bfloat16()
+    if scheme.zero_point:
+        zeros = codes(-(-rows // 8), groups * 4).view(torch.int32)
+    global_scale = torch.tensor(0.37) if scheme.global_scale or scheme.fp8_stage else None
+    assert weight is not None
+    if scale is not None and scale.dim():
+        scale = unaligned(scale, scale.element_size())
+    return StoredWeight(
+        scheme, packing, (rows, columns), unaligned(weight), scale, global_scale, zeros
+    )  # fmt: skip
+
+
+def whole(scheme: QuantizationScheme, columns: int) -> int:
+    """Columns that the format can store: codes of six bits come in fours."""
+    return -(-columns // 4) * 4 if scheme.bits == 6 else columns
+
+
+def rounded(scheme: QuantizationScheme, x: torch.Tensor) -> torch.Tensor:
+    """What a native product makes of its activations."""
+    return x if scheme.element in (Element.F32, Element.F16) else x.bfloat16().float()
+
+
+@pytest.fixture(params=native.levels())
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(native.ENVIRONMENT, request.param)
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("shape", [(37, 200), (19, 128), (130, 391), (3, 33)])
+def test_a_product_equals_its_definition(level: str, name: str, shape: tuple[int, int]) -> None:
+    from hadron.kernels.cpu.linear import bind
+    from hadron.kernels.cpu.linear import dequantize as native_dequantize
+
+    scheme = parse_scheme(name)
+    shape = (shape[0], whole(scheme, shape[1]))
+    weight = random_weight(scheme, *shape)
+    values = dequantize(weight)
+    torch.testing.assert_close(native_dequantize(weight), values, rtol=2e-7, atol=0)
+    x = torch.randn(9, shape[1], generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
+    y = bind(weight, bias, 2)(x)
+    expected = rounded(scheme, x).double() @ values.double().T + bias
+    scale = rounded(scheme, x).double().abs() @ values.double().abs().T + 1
+    assert float(((y - expected).abs() / scale).max()) < 1e-6
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(level: str, name: str) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    scheme = parse_scheme(name)
+    weight = random_weight(scheme, 75, 264)
+    x = torch.randn(max(BATCHES), 264, generator=torch.Generator().manual_seed(3))
+    alone = torch.cat([bind(weight, None, 1)(row) for row in x.split(1)])
+    for threads in (1, 2, 3, 4):
+        product = bind(weight, None, threads)
+        for batch in BATCHES:
+            for first in {0, (len(x) - batch) // 2, len(x) - batch}:
+                rows = slice(first, first + batch)
+                assert torch.equal(product(x[rows]), alone[rows]), (threads, batch, first)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8_e4m3_block_128x128", "fp8_e4m3_channel", "bf16"])
+@pytest.mark.parametrize("batch", [128, 512])
+def test_large_batches_have_the_same_bits(level: str, name: str, batch: int) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    weight = random_weight(parse_scheme(name), 21, 160)
+    x = torch.randn(batch, 160, generator=torch.Generator().manual_seed(4))
+    alone = torch.cat([bind(weight, None, 1)(row) for row in x.split(1)])
+    assert torch.equal(bind(weight, None, 3)(x), alone)
+
+
+def test_the_ends_of_e8m0_and_subnormal_scales_are_exact(level: str) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    weight = random_weight(parse_scheme("mxfp4"), 4, 128)
+    assert weight.scale is not None
+    weight.scale[:] = torch.tensor([[0, 1, 126, 250], [127, 127, 127, 127], [0, 0, 0, 0], [255, 1, 1, 1]])
+    x = torch.zeros(1, 128)
+    x[0, 3], x[0, 40] = 1.0, 2.0
+    y = bind(weight, None, 1)(x)[0]
+    values = dequantize(weight)
+    assert torch.equal(y[:3], values[:3, 3] + 2 * values[:3, 40]), "powers of two lose nothing"
+    assert bool(y[:3].abs().max() > 0) and math.isnan(float(y[3])), "255 is NaN, and stays one"
+
+
+def test_nan_codes_and_activations_stay_nan(level: str) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    weight = random_weight(parse_scheme("fp8_e4m3_channel"), 4, 160)
+    weight.weight.view(torch.uint8)[1, 150] = 0x7F
+    x = torch.ones(2, 160)
+    x[1, 0] = math.nan
+    y = bind(weight, None, 1)(x)
+    assert torch.isnan(y).tolist() == [[False, True, False, False], [True] * 4]
+
+
+@pytest.mark.parametrize("cut", [(0, 100), (64, 192), (130, 261)])
+def test_rows_of_a_weight_keep_their_block_of_scales(level: str, cut: tuple[int, int]) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    for name in ("fp8_e4m3_block_128x128", "int4_group_32_asym", "int4_channel_asym"):
+        weight = random_weight(parse_scheme(name), 261, 96)
+        x = torch.randn(3, 96, generator=torch.Generator().manual_seed(5))
+        assert torch.equal(bind(weight.rows(*cut), None, 2)(x), bind(weight, None, 1)(x)[:, slice(*cut)]), name
+
+
+class Layer:
+    """A product as a layer holds it."""
+
+    def __init__(self, weight: StoredWeight, threads: int) -> None:
+        from hadron.kernels.cpu.linear import bind
+
+        self.run = bind(weight, None, threads)
+
+
+class Block:
+    def __init__(
+        self, names: tuple[str, str, str], hidden: int, wide: int, seed: int, limit: float | None, threads: int
+    ) -> None:
+        shapes = ((wide, hidden), (wide, hidden), (hidden, wide))
+        weights = [
+            random_weight(parse_scheme(n), *s, seed=seed + i)
+            for i, (n, s) in enumerate(zip(names, shapes, strict=True))
+        ]
+        self.gate, self.up, self.down = (Layer(w, threads) for w in weights)
+        self.limit = limit
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The definition, over the same native products."""
+        return reference_mlp(x, self.gate.run, self.up.run, self.down.run, self.limit)
+
+
+MIXED = [
+    ("mxfp4", "mxfp4", "mxfp4"),
+    ("mxfp4", "bf16", "fp8_e4m3_block_128x128"),
+    ("nvfp4", "nvfp4", "mxfp6_e2m3"),
+    ("int4_group_32_asym", "f32", "int8_channel"),
+]
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    # The product of gate and up is rounded to bfloat16 again: the last bit of exp may move one of them.
+    assert float((found - expected).abs().max() / expected.abs().max()) < 2e-3
+
+
+@pytest.mark.parametrize("names", MIXED)
+@pytest.mark.parametrize("limit", [None, 2.0])
+def test_an_mlp_is_its_three_products(level: str, names: tuple[str, str, str], limit: float | None) -> None:
+    from hadron.kernels.cpu.mlp import bind
+
+    block = Block(names, 72, 40, 7, limit, 2)
+    mlp = bind(block.gate, block.up, block.down, limit)
+    x = torch.randn(13, 72, generator=torch.Generator().manual_seed(6)) * 0.3
+    y = mlp(x)
+    near(y, block(x))
+    assert torch.equal(torch.cat([mlp(row) for row in x.split(1)]), y)
+    assert torch.equal(torch.cat([mlp(part) for part in x.split(5)]), y)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_experts_are_summed_in_one_order_whoever_shares_the_step(level: str, shared: bool) -> None:
+    from hadron.kernels.cpu.moe import bind
+
+    experts = [Block(MIXED[e % len(MIXED)], 72, 40, 10 * e, 2.0, 3) for e in range(6)]
+    extra = Block(("bf16", "bf16", "bf16"), 72, 40, 99, 2.0, 3) if shared else None
+    moe = bind(experts, extra)
+    g = torch.Generator().manual_seed(8)
+    x = torch.randn(17, 72, generator=g) * 0.3
+    ids = torch.stack([torch.randperm(6, generator=g)[:3].sort().values for _ in range(17)])
+    weights = torch.rand(17, 3, generator=g)
+    y = moe(x, ids, weights)
+    near(y, reference_moe(x, ids, weights, experts, extra))
+    alone = [moe(x[t : t + 1], ids[t : t + 1], weights[t : t + 1]) for t in range(17)]
+    assert torch.equal(torch.cat(alone), y)
+    halves = [moe(x[part], ids[part], weights[part]) for part in (slice(0, 9), slice(9, 17))]
+    assert torch.equal(torch.cat(halves), y)
+
+
+def test_an_expert_that_is_not_there_is_refused() -> None:
+    from hadron.kernels.cpu.moe import bind
+
+    moe = bind([Block(MIXED[0], 72, 40, 0, None, 1)], None)
+    with pytest.raises(IndexError, match="expert id is out of range"):
+        moe(torch.zeros(1, 72), torch.tensor([[1]]), torch.ones(1, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(SCHEMES), rows=st.integers(1, 70), columns=st.integers(1, 400), tokens=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_shape(name: str, rows: int, columns: int, tokens: int, seed: int) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    scheme = parse_scheme(name)
+    columns = whole(scheme, columns)
+    weight = random_weight(scheme, rows, columns, seed)
+    x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed))
+    values = dequantize(weight).double()
+    expected = rounded(scheme, x).double() @ values.T
+    scale = rounded(scheme, x).double().abs() @ values.abs().T + 1e-3
+    assert float(((bind(weight, None, 2)(x) - expected).abs() / scale).max()) < 1e-5
+
+
+def test_a_level_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.ENVIRONMENT, "sse9")
+    with pytest.raises(UsageError) as caught:
+        native.level()
+    assert "instruction-set level" in str(caught.value) and "baseline" in caught.value.accepted
+    assert caught.value.found == "'sse9'" and "HADRON_ISA" in caught.value.where
+
+
+def test_a_build_without_kernels_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_native", None)
+    with pytest.raises(UnsupportedError) as caught:
+        native.level()
+    assert "no native CPU kernels" in str(caught.value) and "HADRON_SKIP_NATIVE" in caught.value.hint
+    assert native.levels() == ()
+
+
+@pytest.mark.parametrize(
+    "order", ["import torch, hadron.kernels.cpu._native", "import hadron.kernels.cpu._native, torch"]
+)
+def test_there_is_one_openmp_runtime_in_either_import_order(order: str) -> None:
+    code = f"""
+{order}
+import re
+maps = open("/proc/self/maps").read()
+print(len(set(re.findall(r"\\S*lib[gi]omp\\S*", maps))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout.split() == ["1"]
