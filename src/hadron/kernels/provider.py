@@ -7,7 +7,9 @@ operations by name and keeps the signatures. Nothing is imported until it is loo
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from hadron.kernels.ops import OPERATIONS
@@ -25,10 +27,20 @@ class Provider:
             raise ValueError(f"not operations: {', '.join(unknown)}")
 
     def function(self, operation: str, name: str) -> Callable[..., Any]:
-        """The function `name` of `operation`, e.g. `function("norm", "rms_norm")`."""
+        """The function `name` of `operation`, e.g. `function("norm", "rms_norm")`.
+
+        A native function takes `threads` and `level` (of instructions) as keywords; they are bound here,
+        once, so that layers call every provider alike.
+        """
         if operation not in OPERATIONS:
             raise ValueError(f"{operation!r} is not an operation")
         provider = self._providers.get(operation, "reference")
         module = importlib.import_module(f"hadron.kernels.{provider}.{operation}")
         function: Callable[..., Any] = getattr(module, name)
-        return function
+        parameters = inspect.signature(function).parameters
+        bound: dict[str, Any] = {}
+        if "threads" in parameters:
+            bound["threads"] = self.threads
+        if "level" in parameters:
+            bound["level"] = importlib.import_module(f"hadron.kernels.{provider}.native").level()
+        return partial(function, **bound) if bound else function
