@@ -52,6 +52,34 @@ def test_a_text_only_resave_drops_the_tower_from_every_name(tmp_path: Path) -> N
     assert parameters(plan) == before and not plan.vision_present
 
 
+@pytest.mark.parametrize(
+    ("layers", "head", "vision"),
+    [
+        ("model.language_model.", "", "model.visual."),
+        ("language_model.model.", "language_model.", "visual."),
+        ("model.", "", "model.visual."),
+    ],
+)
+@pytest.mark.parametrize("name", [VENDOR, "glm52-quark-mxfp4-attnptpc"])
+def test_the_tower_is_found_under_every_prefix(tmp_path: Path, name: str, layers: str, head: str, vision: str) -> None:
+    draft = Draft.of(DATA / name)
+    before = make_plan(draft.write(tmp_path / "a"))
+    published = "model.language_model." if name == VENDOR else "model."
+
+    def moved(tensor: str) -> str:
+        if tensor.startswith("model.visual."):
+            return vision + tensor.removeprefix("model.visual.")
+        return layers + tensor.removeprefix(published) if tensor.startswith(published) else head + tensor
+
+    draft.tensors = {moved(n): entry for n, entry in draft.tensors.items()}
+    plan = make_plan(draft.write(tmp_path / "b"))
+    assert plan.ok and parameters(plan) == parameters(before)
+    assert {n: b.module.scheme for n, b in plan.bindings.items()} == {
+        n: b.module.scheme for n, b in before.bindings.items()
+    }
+    assert plan.vision_present == before.vision_present
+
+
 @pytest.mark.parametrize("stored", ["gate_up", "apart"])
 def test_stacked_experts_are_one_module_with_a_leading_axis(tmp_path: Path, stored: str) -> None:
     draft = Draft.of(DATA / VENDOR)

@@ -13,6 +13,17 @@ from dataclasses import dataclass
 from hadron.layers.dimensions import IndexerDimensions, KdaDimensions, MlaDimensions, MlpDimensions, MoeDimensions
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Split, Stored, stored_alternatives
 
+#: where the text tower may lie: prefix of its layers, prefix of `lm_head`; the published spellings first
+_TOWERS = (("model.", ""), ("model.language_model.", ""), ("language_model.model.", "language_model."), ("", ""))
+
+
+def text_tower(stored: Stored, published: str) -> tuple[str, str]:
+    """The prefix of the text tower's layers and that of the head, as `stored`; `published` where nothing is."""
+    for prefix, head in _TOWERS:
+        if f"{prefix}embed_tokens" in stored.modules:
+            return prefix, head
+    return published, ""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -185,7 +185,7 @@ def _vision(raw: Mapping[str, Any], problems: list[Problem]) -> vision.VisionDim
 
 def inventory(config: Glm5NextConfig, stored: Stored) -> Iterator[ModuleSpec]:
     """Every module a checkpoint of this configuration holds, in checkpoint names."""
-    prefix = "model." if "model.embed_tokens" in stored.modules else "model.language_model."
+    prefix, head_prefix = sites.text_tower(stored, "model.language_model.")
     text = sites.Place(prefix, "", Section.TEXT, stored)
     yield from text.one("embed_tokens", ModuleKind.EMBEDDING, (config.vocabulary, config.hidden))
     for i, schedule in enumerate(config.layers):
@@ -194,15 +194,15 @@ def inventory(config: Glm5NextConfig, stored: Stored) -> Iterator[ModuleSpec]:
             yield from _hyper_connection(layer, part, config.hyper_connection)
         yield from _layer(layer, config, schedule)
     yield from text.norm("norm", config.hidden)
-    head = sites.Place("", "", Section.TEXT, stored)
-    if not config.tied or "lm_head" in stored.modules:
+    head = sites.Place(head_prefix, "", Section.TEXT, stored)
+    if not config.tied or head.at + "lm_head" in stored.modules:
         yield from head.one("lm_head", ModuleKind.LM_HEAD, (config.vocabulary, config.hidden))
     for i in sites.stored_mtp_layers(prefix, len(config.layers), config.mtp_layers, stored):
         layer = sites.Place(f"{prefix}layers.{i}.", f"layers.{i}.", Section.MTP, stored)
         yield from sites.mtp_extras(layer, config.hidden, config.vocabulary)
         indexer = "full" if layer.at + "self_attn.indexer.wk" in stored.modules else "shared"
         yield from _layer(layer, config, LayerSchedule("mla", indexer, "sparse"))
-    if config.vision is not None and "model.visual.patch_embed.proj" in stored.modules:
+    if config.vision is not None:
         yield from vision.inventory(config.vision, stored)
 
 

@@ -51,9 +51,12 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> VisionDimensions | 
 
 
 def inventory(d: VisionDimensions, stored: Stored) -> Iterator[ModuleSpec]:
-    """The modules under `model.visual.`."""
+    """The modules under `model.visual.` or `visual.`; none where the file has no vision tower."""
     kind = ModuleKind.VISION
-    tower = sites.Place("model.visual.", "visual.", Section.VISION, stored)
+    prefix = next((p for p in ("model.visual.", "visual.") if f"{p}patch_embed.proj" in stored.modules), None)
+    if prefix is None:
+        return
+    tower = sites.Place(prefix, "visual.", Section.VISION, stored)
     patches = (d.hidden, d.channels, d.temporal_patch, d.patch, d.patch)
     yield from tower.one("patch_embed.proj", kind, patches, bias=True)
     for b in range(d.depth):

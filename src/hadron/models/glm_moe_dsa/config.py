@@ -127,16 +127,17 @@ def _rope_theta(r: ConfigReader) -> float:
 
 def inventory(config: GlmMoeDsaConfig, stored: Stored) -> Iterator[ModuleSpec]:
     """Every module a checkpoint of this configuration holds, in checkpoint names."""
-    text = sites.Place("model.", "", Section.TEXT, stored)
+    prefix, head_prefix = sites.text_tower(stored, "model.")
+    text = sites.Place(prefix, "", Section.TEXT, stored)
     yield from text.one("embed_tokens", ModuleKind.EMBEDDING, (config.vocabulary, config.hidden))
     for i, schedule in enumerate(config.layers):
         yield from _layer(text.below(f"layers.{i}."), config, schedule)
     yield from text.norm("norm", config.hidden)
-    head = sites.Place("", "", Section.TEXT, stored)
-    if not config.tied or "lm_head" in stored.modules:
+    head = sites.Place(head_prefix, "", Section.TEXT, stored)
+    if not config.tied or head.at + "lm_head" in stored.modules:
         yield from head.one("lm_head", ModuleKind.LM_HEAD, (config.vocabulary, config.hidden))
-    for i in sites.stored_mtp_layers("model.", len(config.layers), config.mtp_layers, stored):
-        layer = sites.Place(f"model.layers.{i}.", f"layers.{i}.", Section.MTP, stored)
+    for i in sites.stored_mtp_layers(prefix, len(config.layers), config.mtp_layers, stored):
+        layer = sites.Place(f"{prefix}layers.{i}.", f"layers.{i}.", Section.MTP, stored)
         yield from sites.mtp_extras(layer, config.hidden, config.vocabulary)
         indexer = "full" if layer.at + "self_attn.indexer.wk" in stored.modules else "shared"
         yield from _layer(layer, config, LayerSchedule("mla", indexer, "sparse"))
