@@ -175,6 +175,7 @@ def test_an_unknown_architecture_lists_the_known(fp8: Draft, tmp_path: Path) -> 
         ("num_experts_per_tok", 9, "HC201", "accepted at most n_routed_experts (4)"),
         ("indexer_types", ["full"], "HC201", "indexer_types: found 1 entries; accepted a list of 5"),
         ("indexer_types", ["full", "half", "shared", "shared", "full"], "HC203", "found 'half'"),
+        ("indexer_types", ["shared"] + ["full"] * 4, "HC201", "indexer_types[0]: found shared; accepted full, for the first"),
         ("mlp_layer_types", ["dense"] * 4 + ["wide"], "HC203", "found 'wide'; accepted 'dense' or 'sparse'"),
         ("layer_types", ["linear_attention"] * 5, "HC203", "layer_types"),
         ("eos_token_id", "end", "HC201", "found 'end'; accepted a token id or a list"),

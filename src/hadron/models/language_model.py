@@ -15,7 +15,7 @@ import torch
 from hadron.attention.backend import AttentionBackend, AttentionMetadata, create_backend
 from hadron.attention.select import AttentionChoice, selection_budget
 from hadron.batch import ForwardBatch
-from hadron.errors import ConfigError, NumericsError
+from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import LayerSchedule
 from hadron.layers.embedding import Embedding, LmHead
@@ -96,13 +96,6 @@ class LanguageModel(ABC):
     """
 
     def __init__(self, config: _TextConfig, weights: Weights, settings: ModelSettings) -> None:
-        first = next((i for i, layer in enumerate(config.layers) if layer.attention == "mla"), None)
-        if first is not None and config.layers[first].indexer != "full":
-            raise ConfigError(
-                "The first sparse layer has no indexer", where=f"config.json: indexer_types[{first}]",
-                found=repr(config.layers[first].indexer), accepted="'full'",
-                hint="compare with the config.json of the original release",
-            )  # fmt: skip
         self.settings = settings
         self.layer_count = len(config.layers)
         self.embed_tokens = Embedding("embed_tokens", config.vocabulary, weights, settings.kernels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hadron.layers.dimensions import MoeDimensions
 from hadron.models.hf_config import MAX_EXPERTS, ConfigReader
 
@@ -9,8 +11,22 @@ _INDEXER = {"full": "full", "shared": "shared"}
 _MLP = {"dense": "dense", "sparse": "sparse"}
 
 
-def indexer_types(r: ConfigReader, count: int) -> tuple[str, ...]:
-    """`full` or `shared` for each layer: listed, else a pattern of F and S, else frequency and offset."""
+def indexer_types(r: ConfigReader, attention: Sequence[str]) -> tuple[str, ...]:
+    """`full` or `shared` for each layer: listed, else a pattern of F and S, else frequency and offset.
+
+    attention: kind of every layer. The first `mla` layer must be full: there is nothing to share before.
+    """
+    listed = _listed_indexers(r, len(attention))
+    first = next((i for i, kind in enumerate(attention) if kind == "mla"), None)
+    if first is not None and listed[first] != "full":
+        r.invalid(
+            f"indexer_types[{first}]", found=listed[first], accepted="full, for the first sparse layer",
+            hint="compare with the config.json of the original release",
+        )  # fmt: skip
+    return listed
+
+
+def _listed_indexers(r: ConfigReader, count: int) -> tuple[str, ...]:
     listed = r.schedule("indexer_types", count, _INDEXER)
     if listed is None and (pattern := r.values.get("index_topk_pattern")) is not None:
         if isinstance(pattern, list):

@@ -112,7 +112,7 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> Glm5NextConfig | No
     intermediate = r.required("intermediate_size", int, minimum=1)
     moe = read_moe(r, hidden, limit)
     attention = _attention_types(r, count)
-    indexers = indexer_types(r, count)
+    indexers = indexer_types(r, attention)
     mlps = mlp_types(r, count, min(3, count))
     tower = _vision(raw, problems)
     kda = _kda(r, hidden, norm_eps)

@@ -87,7 +87,7 @@ def read(raw: Mapping[str, Any], problems: list[Problem]) -> GlmMoeDsaConfig | N
     intermediate = r.required("intermediate_size", int, minimum=1)
     moe = read_moe(r, hidden, None)
     mlps = mlp_types(r, count, r.default("first_k_dense_replace", int, 3, minimum=0))
-    indexers = indexer_types(r, count)
+    indexers = indexer_types(r, ("mla",) * count)
     r.schedule("layer_types", count, {"indexed_attention": "mla", "deepseek_sparse_attention": "mla"})
     if not r.ok:
         return None
