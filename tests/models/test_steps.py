@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hadron.errors import CapacityError, ConfigError, NumericsError, RequestError
-from hadron.models.glm_moe_dsa import config as glm_moe_dsa_config
+from hadron.errors import CapacityError, NumericsError, RequestError
 from tiny.oracle import DictWeights, Oracle, Run, build, distance, tokens
 
 CLOSE = 2e-5  # float32 sums in another order, through a few layers
@@ -283,13 +282,3 @@ def test_a_state_out_of_step_is_caught(tiny: tuple[Any, DictWeights]) -> None:
             run.model.forward(run.batch([(cache, [4])]))
     with pytest.raises(AssertionError, match="has seen 3 tokens, the pages hold 2"):
         run.manager.commit(cache, [1, 2])
-
-
-def test_a_shared_layer_before_any_full_one_is_refused() -> None:
-    oracle = Oracle("glm_moe_dsa", {})
-    raw = {**oracle.model.config.to_dict(), "indexer_types": ["shared", "full", "full"]}
-    config: Any = glm_moe_dsa_config.read(raw, [])
-    with pytest.raises(ConfigError) as error:
-        build(config, oracle.weights)
-    assert error.value.where == "config.json: indexer_types[0]"
-    assert error.value.found == "'shared'"
