@@ -17,6 +17,8 @@
 namespace nb = nanobind;
 using namespace hadron;
 
+void bind_probes(nb::module_& m);
+
 namespace {
 
 template <class T>
@@ -138,6 +140,7 @@ NB_MODULE(_native, m) {
               moe(*l.kernels, bank.experts, shared ? &bank.experts.back() : nullptr, at<const float>(x),
                   chosen, at<const float>(weights), tokens, top_k, hidden, at<float>(y), threads);
           });
+    bind_probes(m);
     m.def("dequantize", [](const LevelHandle& l, const Weight& w, uintptr_t out) {
         nb::gil_scoped_release release;
         for (int64_t row = 0; row < w.rows; ++row)
