@@ -1,0 +1,131 @@
+"""Runs what `hadron bench kernels` was asked for: arena, probes, groups of cases, report."""
+
+from __future__ import annotations
+
+import os
+import platform as host
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from hadron.bench import kernels as products
+from hadron.bench.kernels import SHORT, Wanted
+from hadron.bench.limits import Arena, Probes
+from hadron.bench.measure import Case, Row, measure
+from hadron.bench.report import Environment, KernelReport
+from hadron.errors import CapacityError, UsageError
+from hadron.kernels.cpu import native
+from hadron.platforms import detect
+from hadron.quantization.scheme import parse_scheme
+
+OPS = ("linear", "mlp", "moe")
+DEFAULT_OPS = ("linear", "moe")
+_GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
+    "linear": products.linear_groups,
+    "mlp": products.mlp_groups,
+    "moe": products.moe_groups,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asked for; None takes the usual."""
+
+    ops: tuple[str, ...] = DEFAULT_OPS
+    schemes: tuple[str, ...] | None = None
+    ms: tuple[int, ...] | None = None
+    shape: tuple[int, int] | None = None
+    experts: int = 64
+    threads: int | None = None
+    isa: str | None = None
+    rounds: int = 3
+
+
+def scheme_names(text: str | None) -> tuple[str, ...] | None:
+    """Schemes by the names that `check` prints, or short ones; `UsageError` for others."""
+    if text is None:
+        return None
+    names = tuple(SHORT.get(word, word) for word in text.split(","))
+    for name in names:
+        try:
+            parse_scheme(name)
+        except ValueError:
+            raise UsageError(
+                "there is no such scheme",
+                where="--scheme",
+                found=repr(name)[:80],
+                accepted="names that `hadron check` prints, such as " + ", ".join((*products.SCHEMES, *SHORT)),
+                hint="give several with commas between them",
+            ) from None
+    return names
+
+
+@contextmanager
+def level_of(isa: str | None) -> Iterator[str]:
+    """The level that is in use within, by the variable that forces one; `UsageError` when it does not run here."""
+    native.extension()
+    before = os.environ.get(native.ENVIRONMENT)
+    if isa is not None:
+        os.environ[native.ENVIRONMENT] = isa
+    try:
+        yield native.level_name()
+    finally:
+        if isa is not None:
+            del os.environ[native.ENVIRONMENT]
+            if before is not None:
+                os.environ[native.ENVIRONMENT] = before
+
+
+def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, total: None) -> KernelReport:
+    """Measure; `UnsupportedError` without native kernels, `CapacityError` where there is no memory for it."""
+    threads = asked.threads or torch.get_num_threads()
+    with level_of(asked.isa) as isa, torch.inference_mode():
+        wanted = Wanted(
+            schemes=asked.schemes,
+            ms=asked.ms,
+            shapes=None if asked.shape is None else (asked.shape,),
+            experts=asked.experts,
+            threads=threads,
+            has_dots=bool(native.extension().probe_peak_operations(isa, "bf16")),
+        )
+        arena = Arena(_fitting(products.arena_size(wanted, asked.ops)))
+        probes = Probes(arena, isa, threads)
+        rows: list[Row] = []
+        for op in asked.ops:
+            for group in _GROUPS[op](wanted, arena):
+                rows += measure(group, probes, threads=threads, isa=isa, rounds=asked.rounds, progress=progress)
+        limits = probes.summary()
+    notes = [
+        f"Weights come from {arena.size / 1e9:.2f} GB of copies taken in turn, 8 bytes off a cache line, in 4 KiB "
+        "pages: cold at M = 1 unless a cache of this machine is larger than that.",
+        "fraction: of the limit named beside it (the one that would take longer), measured just before and after; "
+        f"the median of {asked.rounds} rounds. Speeds are means of a round.",
+        "from cache: the same call on one copy again and again.",
+    ]
+    return KernelReport(environment(threads, isa), limits, rows, notes)
+
+
+def _fitting(size: int) -> int:
+    available = int(psutil.virtual_memory().available * 0.7)
+    if available < 1 << 28:
+        raise CapacityError(
+            "there is no memory to measure in",
+            where="hadron bench kernels",
+            found=f"{available / 1e9:.2f} GB that could be used",
+            accepted=f"at least {(1 << 28) / 1e9:.2f} GB, better {size / 1e9:.2f} GB",
+            hint="end other programs",
+        )
+    return min(size, available)
+
+
+def environment(threads: int, isa: str) -> Environment:
+    """This machine and its software."""
+    cpu = detect("cpu")
+    return Environment(
+        processor=cpu.description, cores=cpu.cores or 0, threads=threads, isa=isa, system=host.platform(),
+        python=host.python_version(), torch=torch.__version__, hadron=version("hadron-llm"), load=os.getloadavg()[0],
+    )  # fmt: skip
