@@ -83,6 +83,10 @@ class Probes:
         self._native.probe_peak(self._level, kind, rounds, self._threads)
         return self._noted(_peak_name(kind), operations * rounds * self._threads / (self._clock() - begin) / 1e9)
 
+    def has(self, kind: str) -> bool:
+        """Whether the level has an instruction of one of `PEAKS`."""
+        return bool(self._native.probe_peak_operations(self._level, kind))
+
     def limit(self, name: str) -> float | None:
         """One field of `Limits`, measured now."""
         if name == "read_gbps":

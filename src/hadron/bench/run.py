@@ -92,7 +92,7 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
             threads=threads,
             has_dots=bool(native.extension().probe_peak_operations(isa, "bf16")),
         )
-        arena = Arena(_fitting(products.arena_size(wanted, asked.ops)))
+        arena = Arena(fitting(products.arena_size(wanted, asked.ops)))
         probes = Probes(arena, isa, threads)
         rows: list[Row] = []
         for op in asked.ops:
@@ -109,12 +109,13 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
     return KernelReport(environment(threads, isa), limits, rows, notes)
 
 
-def _fitting(size: int) -> int:
+def fitting(size: int) -> int:
+    """`size`, or less where the memory forbids it; `CapacityError` where nothing useful fits."""
     available = int(psutil.virtual_memory().available * 0.7)
     if available < 1 << 28:
         raise CapacityError(
             "there is no memory to measure in",
-            where="hadron bench kernels",
+            where="hadron bench",
             found=f"{available / 1e9:.2f} GB that could be used",
             accepted=f"at least {(1 << 28) / 1e9:.2f} GB, better {size / 1e9:.2f} GB",
             hint="end other programs",

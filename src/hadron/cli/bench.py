@@ -6,7 +6,8 @@ The limits are measured in the same run. Nothing is compared with a figure from 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +15,8 @@ from hadron.errors import UsageError
 
 if TYPE_CHECKING:
     from hadron.bench.report import KernelReport
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(name="bench", epilog="Exit codes: 0 done; 2 wrong usage or unreadable input.")
@@ -120,4 +123,77 @@ def kernels(
         _print_json(result)
     else:
         console.write(report.lines(result))
+    return 0
+
+
+_MODEL_OPTIONS = (
+    click.argument("model"),
+    click.option("--steps", type=click.IntRange(min=1), help="How many steps to time."),
+    click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.  [default: torch's choice]"),
+    click.option("--isa", help="Level of instructions (docs/native.md).  [default: the widest]"),
+    click.option(
+        "--kernels", type=click.Choice(["auto", "cpu", "reference"]), default="auto", show_default=True,
+        help="Whose kernels to use.",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True,
+        help="Of activations and caches.",
+    ),
+    click.option("--prefault/--no-prefault", default=True, show_default=True, help="Read the weights before."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/bench.md)."),
+)  # fmt: skip
+
+
+def _model_options(function: F) -> F:
+    for decorate in reversed(_MODEL_OPTIONS):
+        function = decorate(function)
+    return function
+
+
+@command.command()
+@click.option("--contexts", default="1k", show_default=True, help="Tokens before the step, such as 1k,4k,256k.")
+@_model_options
+def decode(contexts: str, steps: int | None, as_json: bool, **how: Any) -> int:
+    """Time steps of one token of MODEL, at each length of the context.
+
+    MODEL is a folder with a checkpoint, or the name of one on the Hub.
+
+    \b
+    Example:
+      hadron bench decode path/to/checkpoint --contexts 1k,64k
+    """
+    return _measure(how, as_json, contexts=_numbers(contexts, "--contexts") or (), tokens=(1,), steps=steps or 16)
+
+
+@command.command()
+@click.option("--tokens", default="128,512", show_default=True, help="Tokens of a step, such as 128,512.")
+@click.option("--context", type=click.IntRange(min=0), default=0, show_default=True, help="Tokens before the step.")
+@_model_options
+def prefill(tokens: str, context: int, steps: int | None, as_json: bool, **how: Any) -> int:
+    """Time steps of many tokens of MODEL, as prompts take them.
+
+    MODEL is a folder with a checkpoint, or the name of one on the Hub.
+
+    \b
+    Example:
+      hadron bench prefill path/to/checkpoint --tokens 512
+    """
+    return _measure(how, as_json, contexts=(context,), tokens=_numbers(tokens, "--tokens") or (), steps=steps or 3)
+
+
+def _measure(
+    how: dict[str, Any], as_json: bool, *, contexts: tuple[int, ...], tokens: tuple[int, ...], steps: int
+) -> int:
+    from hadron.bench import model, report
+    from hadron.cli import console
+    from hadron.engine.config import EngineConfig
+
+    config = EngineConfig(**{name: how[name] for name in ("threads", "kernels", "dtype", "prefault")})
+    asked = model.Asked(contexts=contexts, tokens=tokens, steps=steps)
+    with console.progress("measuring", unit="lengths") as advance:
+        found = model.measure(how["model"], config, asked, isa=how["isa"], progress=advance)
+    if as_json:
+        _print_json(found)
+    else:
+        console.write(report.model_lines(found))
     return 0
