@@ -170,6 +170,12 @@ def write_shard(path: Path, tensors: dict[str, Entry]) -> int:
 def write(kind: str, folder: Path, layers: int | None = None, experts: int | None = None) -> Fake:
     """Write the fake of that kind into `folder`; `layers` and `experts` make it smaller."""
     fake = build(kind, layers, experts)
+    write_files(fake, folder)
+    return fake
+
+
+def write_files(fake: Fake, folder: Path) -> None:
+    """Write shards of zeros, index, configuration and side files."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = list(shards(fake.tensors))
     weight_map = {}
@@ -182,7 +188,6 @@ def write(kind: str, folder: Path, layers: int | None = None, experts: int | Non
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     for name, content in {"config.json": fake.config, **fake.side_files}.items():
         (folder / name).write_text(json.dumps(content, indent=2))
-    return fake
 
 
 KINDS = ("amd-glm52-mxfp4", "nvidia-glm52-nvfp4", "amd-flash-mxfp4", "zai-glm52-fp8", "zai-flash-fp8")

@@ -62,7 +62,8 @@ class Profile:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Wrap what models are built from and call."""
-        function, call, extension = Provider.function, Linear.__call__, native._native
+        function, extension = Provider.function, native._native
+        call, dequantized = Linear.__call__, Linear.dequantized
         profile = self
 
         def looked_up(provider: Provider, operation: str, name: str) -> Callable[..., Any]:
@@ -70,12 +71,14 @@ class Profile:
 
         Provider.function = looked_up  # type: ignore[assignment, method-assign]
         Linear.__call__ = self.operation("linear", call)  # type: ignore[method-assign]
+        Linear.dequantized = self.operation("dequantize", dequantized)  # type: ignore[method-assign]
         native._native = None if extension is None else _Counted(extension, self)
         try:
             yield
         finally:
             Provider.function = function  # type: ignore[method-assign]
             Linear.__call__ = call  # type: ignore[method-assign]
+            Linear.dequantized = dequantized  # type: ignore[method-assign]
             native._native = extension
 
     def operation(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
