@@ -19,6 +19,8 @@ class Row(Protocol):
     op: str
     scheme: str
     m: int
+    n: int
+    k: int
     shape: str
     threads: int
     gbps: float
@@ -111,9 +113,9 @@ def table(found: Sequence[Verdict]) -> Iterator[str]:
     """Lines: the case, what was measured, the bar, and whether it is met."""
     for v in found:
         r = v.row
-        case = f"{r.op} {r.scheme} M={r.m} {r.shape}".strip()
+        case = f"{r.op} {r.scheme} {r.k}->{r.n} M={r.m} {r.shape}".strip()
         measured = f"{r.ms:9.3f} ms {r.gbps:6.1f} GB/s {r.gflops:6.0f} GFLOP/s"
         fractions = f"{r.of_bandwidth:5.2f} bandwidth {r.of_peak:5.2f} peak"
-        yield f"{case:52} {measured} {fractions}  {v.bar.text:38} {'met' if v.met else 'MISSED'} ({v.reached:.2f})"
+        yield f"{case:58} {measured} {fractions}  {v.bar.text:38} {'met' if v.met else 'MISSED'} ({v.reached:.2f})"
     met = sum(v.met for v in found)
     yield f"{met} of {len(found)} met"
