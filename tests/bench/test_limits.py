@@ -69,7 +69,9 @@ def test_a_level_without_dots_has_no_such_peak() -> None:
 def test_every_slice_is_another_part_of_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[int] = []
     found = probes()
-    monkeypatch.setattr(found, "_native", type("Native", (), {"probe_read": lambda self, at, n, t: places.append(at)})())
+    monkeypatch.setattr(
+        found, "_native", type("Native", (), {"probe_read": lambda self, at, n, t: places.append(at)})()
+    )
     for _ in range(4):
         found.read()
     base = places[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -11,7 +13,16 @@ from hadron.bench.weights import LINE, OFFSET, Space, random_weight, weight_byte
 from hadron.kernels.reference.dequantize import dequantize
 from hadron.quantization.scheme import parse_scheme
 
-MORE = ("f32", "f16", "fp8_e4m3_tensor", "mxfp6_e2m3", "mxfp8_e4m3", "int8_tensor", "int4_group_32_asym", "int4_channel")
+MORE = (
+    "f32",
+    "f16",
+    "fp8_e4m3_tensor",
+    "mxfp6_e2m3",
+    "mxfp8_e4m3",
+    "int8_tensor",
+    "int4_group_32_asym",
+    "int4_channel",
+)
 
 
 @pytest.mark.parametrize("name", (*SCHEMES, *MORE))
@@ -46,8 +57,10 @@ def test_copies_fill_the_arena_and_do_not_overlap() -> None:
     copies = list(space.copies(weight))
     need = 64 * 128 + 64 * 8
     assert len(copies) == space.room(weight) == ((1 << 20) - OFFSET) // need
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel()) for c in copies for t in (c.weight, c.scale) if t is not None)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + t.numel()) for c in copies for t in (c.weight, c.scale) if t is not None
+    )
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     base = arena.tensor.data_ptr()
     assert {(start - base) % LINE for start, _ in spans} == {OFFSET}
 

@@ -158,12 +158,11 @@ def activations(m: int, k: int) -> torch.Tensor:
     return torch.randn(m, k, generator=torch.Generator().manual_seed(m))
 
 
-def arena_size(wanted: Wanted, ops: tuple[str, ...], least: int = 1 << 30) -> int:
-    """Bytes that the largest group needs, and at least a gigabyte."""
-    need = least
-    if "moe" in ops:
-        for name in wanted.schemes or MOE_SCHEMES:
-            for n, k in wanted.shapes or MOE_SHAPES:
-                bits = parse_scheme(name).bits + (0.5 if parse_scheme(name).columns in (16, 32) else 0.05)
-                need = max(need, int(wanted.experts * (3 * n * k * bits / 8 * 1.01 + 4096)))
+def moe_bytes(wanted: Wanted) -> int:
+    """Bytes of the largest layer of experts asked for, with what separates them."""
+    need = 0
+    for name in wanted.schemes or MOE_SCHEMES:
+        bits = parse_scheme(name).bits + (0.5 if parse_scheme(name).columns in (16, 32) else 0.05)
+        for n, k in wanted.shapes or MOE_SHAPES:
+            need = max(need, int(wanted.experts * (3 * n * k * bits / 8 * 1.01 + 4096)))
     return need

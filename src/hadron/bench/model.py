@@ -31,6 +31,9 @@ from hadron.errors import CapacityError
 from hadron.models.language_model import LanguageModel
 from hadron.preflight.build import make_plan
 
+#: Bytes that the bandwidth is measured over.
+ARENA = 1 << 30
+
 Progress = Callable[[int, int], None]
 
 
@@ -115,7 +118,7 @@ def measure(
         capacity = max(asked.contexts) + max(asked.tokens) * (asked.steps + asked.warmup + asked.profiled)
         sequence = _sequence(built, spec, capacity)
         count, cost = threads(config), token_cost(plan)
-        probes = Probes(Arena(fitting(1 << 30)), level, count, clock)
+        probes = Probes(Arena(fitting(ARENA)), level, count, clock)
         steps = []
         points = [(context, tokens) for context in asked.contexts for tokens in asked.tokens]
         for i, (context, tokens) in enumerate(points):

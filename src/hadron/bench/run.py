@@ -22,6 +22,9 @@ from hadron.kernels.cpu import native
 from hadron.platforms import detect
 from hadron.quantization.scheme import parse_scheme
 
+#: Bytes of weights that copies are spread over, at least.
+ARENA = 1 << 30
+
 OPS = ("linear", "mlp", "moe")
 DEFAULT_OPS = ("linear", "moe")
 _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
@@ -92,7 +95,7 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
             threads=threads,
             has_dots=bool(native.extension().probe_peak_operations(isa, "bf16")),
         )
-        arena = Arena(fitting(products.arena_size(wanted, asked.ops)))
+        arena = Arena(fitting(max(ARENA, products.moe_bytes(wanted) if "moe" in asked.ops else 0)))
         probes = Probes(arena, isa, threads)
         rows: list[Row] = []
         for op in asked.ops:
@@ -112,7 +115,7 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
 def fitting(size: int) -> int:
     """`size`, or less where the memory forbids it; `CapacityError` where nothing useful fits."""
     available = int(psutil.virtual_memory().available * 0.7)
-    if available < 1 << 28:
+    if available < min(size, 1 << 28):
         raise CapacityError(
             "there is no memory to measure in",
             where="hadron bench",
@@ -128,5 +131,5 @@ def environment(threads: int, isa: str) -> Environment:
     cpu = detect("cpu")
     return Environment(
         processor=cpu.description, cores=cpu.cores or 0, threads=threads, isa=isa, system=host.platform(),
-        python=host.python_version(), torch=torch.__version__, hadron=version("hadron-llm"), load=os.getloadavg()[0],
+        python=host.python_version(), torch=str(torch.__version__), hadron=version("hadron-llm"), load=os.getloadavg()[0],
     )  # fmt: skip

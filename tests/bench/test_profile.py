@@ -1,0 +1,132 @@
+"""Time goes to the operation that spent it, once, and what remains is outside; a held clock says how much."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hadron.bench.profile import Profile
+from hadron.kernels.cpu import native
+from hadron.kernels.provider import Provider
+from hadron.layers.linear import Linear
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_operation_within_another_counts_once() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+
+    def product(x: int) -> int:
+        clock.now += 2.0
+        return x + 1
+
+    inner = profile.operation("linear", product)
+
+    def block(x: int) -> int:
+        clock.now += 1.0
+        return inner(inner(x))
+
+    outer = profile.operation("moe", block)
+    for _ in range(2):
+        with profile.step():
+            clock.now += 3.0
+            assert outer(1) == 3
+    found = profile.breakdown(layers=2)
+    assert found.ms == pytest.approx(8000)
+    assert {(s.name, s.calls, round(s.ms), s.share) for s in found.operations} == {
+        ("linear", 2.0, 4000, 0.5), ("moe", 1.0, 1000, 0.125),
+    }  # fmt: skip
+    assert (found.outside.ms, found.outside.share) == pytest.approx((3000, 0.375))
+
+
+def test_nothing_counts_outside_of_steps() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+    call = profile.operation("norm", lambda: None)
+    call()
+    with profile.step():
+        clock.now += 1.0
+    found = profile.breakdown(layers=1)
+    assert (found.operations, found.native, found.native_calls) == ([], [], 0)
+    assert found.outside.share == 1.0
+
+
+def test_what_a_function_binds_is_timed_as_its_operation() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+
+    def bind(step: float):
+        def bound() -> torch.Tensor:
+            clock.now += step
+            return torch.ones(1)
+
+        return bound
+
+    bound = profile.operation("mlp", bind)(0.5)
+    with profile.step():
+        assert isinstance(bound(), torch.Tensor)
+    (share,) = profile.breakdown(layers=1).operations
+    assert (share.name, share.calls, share.ms) == ("mlp", 1.0, pytest.approx(500))
+
+
+def test_an_error_leaves_the_account_straight() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+
+    def fails() -> None:
+        clock.now += 1.0
+        raise ArithmeticError
+
+    call = profile.operation("norm", fails)
+    with profile.step(), pytest.raises(ArithmeticError):
+        call()
+    assert profile.breakdown(layers=1).outside.ms == pytest.approx(0)
+
+
+def test_native_calls_are_counted_a_step_and_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def linear() -> None:
+        clock.now += 0.25
+
+    monkeypatch.setattr(native, "_native", SimpleNamespace(linear=linear, Weight=int, levels=tuple))
+    profile = Profile(clock)
+    with profile.installed():
+        call = native.extension().linear
+        assert native.extension().Weight is int
+        for _ in range(2):
+            with profile.step():
+                clock.now += 1.0
+                for _ in range(8):
+                    call()
+    found = profile.breakdown(layers=4)
+    assert (found.native_calls, found.native_calls_a_layer) == (8, 2)
+    assert (found.native[0].ms, found.native_share) == pytest.approx((2000, 2 / 3))
+
+
+def test_everything_is_put_back() -> None:
+    before = (Provider.function, Linear.__call__, Linear.dequantized, native._native)
+    with pytest.raises(KeyError), Profile().installed():
+        assert Provider.function is not before[0]
+        raise KeyError
+    assert (Provider.function, Linear.__call__, Linear.dequantized, native._native) == before
+
+
+def test_a_reset_forgets() -> None:
+    clock = Clock()
+    profile = Profile(clock)
+    with profile.step():
+        clock.now += 5.0
+    profile.reset()
+    with profile.step():
+        clock.now += 1.0
+    assert profile.breakdown(layers=1).ms == pytest.approx(1000)
