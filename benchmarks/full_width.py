@@ -29,6 +29,7 @@ from fake_models import Entry, Fake, gated, mla, norms
 BUDGET = 12 * 10**9
 BLOCK = 1 << 24
 SMALL = "small-mxfp4"
+SMALL_SIZES = (2048, 32000, 1024)  # hidden, vocabulary, inner width of an expert
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
@@ -37,7 +38,7 @@ def small(fake: Fake, layers: int = 5, experts: int = 64) -> None:
     fake_models.glm52(fake, layers=1, experts=1, mtp=False)  # its configuration
     fake.tensors.clear()
     fake.schemes.clear()
-    hidden, vocabulary, dense, heads = 2048, 32000, 2, 16
+    (hidden, vocabulary, inner), dense, heads = SMALL_SIZES, 2, 16
     full = [max(layer - 2, 0) % 4 == 0 for layer in range(layers)]
     fake.plain("model.embed_tokens.weight", vocabulary, hidden)
     for layer in range(layers):
@@ -48,17 +49,17 @@ def small(fake: Fake, layers: int = 5, experts: int = 64) -> None:
                             "o_proj": (hidden, heads * 256)}.items():  # fmt: skip
             fake.linear(f"{at}.self_attn.{name}", *shape)
         if layer < dense:
-            gated(fake, f"{at}.mlp", hidden, 6144)
+            gated(fake, f"{at}.mlp", hidden, 3 * hidden)
             continue
         fake.linear(f"{at}.mlp.gate", experts, hidden)
         fake.plain(f"{at}.mlp.gate.e_score_correction_bias", experts, dtype="F32")
         for expert in [*(f"experts.{e}" for e in range(experts)), "shared_experts"]:
-            gated(fake, f"{at}.mlp.{expert}", hidden, 1024)
+            gated(fake, f"{at}.mlp.{expert}", hidden, inner)
     fake.plain("model.norm.weight", hidden)
     fake.linear("lm_head", vocabulary, hidden)
     fake.config |= {
-        "first_k_dense_replace": dense, "hidden_size": hidden, "intermediate_size": 6144,
-        "indexer_types": ["full" if it else "shared" for it in full], "moe_intermediate_size": 1024,
+        "first_k_dense_replace": dense, "hidden_size": hidden, "intermediate_size": 3 * hidden,
+        "indexer_types": ["full" if it else "shared" for it in full], "moe_intermediate_size": inner,
         "mlp_layer_types": ["dense"] * dense + ["sparse"] * (layers - dense), "n_routed_experts": experts,
         "num_attention_heads": heads, "num_key_value_heads": heads, "num_hidden_layers": layers,
         "num_nextn_predict_layers": 0, "q_lora_rank": 1024, "vocab_size": vocabulary, "eos_token_id": [0],
@@ -70,7 +71,7 @@ def build(kind: str, layers: int | None, experts: int | None) -> Fake:
     if kind != SMALL:
         return fake_checkpoints.build(kind, layers, experts)
     fake = Fake(lambda module: "mxfp4" if ".experts." in module or ".shared_experts." in module else "bf16")
-    small(fake)
+    small(fake, layers or 5, experts or 64)
     fake.config["quantization_config"] = fake_checkpoints.quark(fake)
     return fake
 
