@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind.h"
 #include "features.h"
 #include "formats.h"
 #include "products.h"
@@ -18,13 +19,10 @@ namespace nb = nanobind;
 using namespace hadron;
 
 void bind_probes(nb::module_& m);
+void bind_indexer(nb::module_& m);
+void bind_mla(nb::module_& m);
 
 namespace {
-
-template <class T>
-T* at(uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
 
 template <class E>
 E parse(const std::string& word, std::initializer_list<const char*> names) {
@@ -35,11 +33,6 @@ E parse(const std::string& word, std::initializer_list<const char*> names) {
     }
     throw std::invalid_argument("unknown word: " + word);
 }
-
-// The level in use is a value held by Python, not ambient state.
-struct LevelHandle {
-    const Kernels* kernels;
-};
 
 LevelHandle level(const std::string& name) {
     for (const Kernels* kernels : available_levels()) {
@@ -141,6 +134,8 @@ NB_MODULE(_native, m) {
                   chosen, at<const float>(weights), tokens, top_k, hidden, at<float>(y), threads);
           });
     bind_probes(m);
+    bind_indexer(m);
+    bind_mla(m);
     m.def("dequantize", [](const LevelHandle& l, const Weight& w, uintptr_t out) {
         nb::gil_scoped_release release;
         for (int64_t row = 0; row < w.rows; ++row)

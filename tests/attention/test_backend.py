@@ -223,7 +223,8 @@ def test_opening_a_choice_logs_its_reasons(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO, logger="hadron.attention"):
         create_backend(choice, selection_budget=8)
     (record,) = caplog.records
-    assert "reference, prefill path mqa (reference: first that can serve; mqa: default" in record.getMessage()
+    assert "reference, prefill path mqa (cpu needs the mla kernels" in record.getMessage()
+    assert "; reference: first that can serve; mqa: default" in record.getMessage()
 
 
 def test_opening_a_refusal_raises_every_reason() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hadron.attention.select import BACKENDS, AttentionNeeds, select, selection_budget
 
 NEEDS = AttentionNeeds("cpu", True, "bfloat16", False, 2048)
-TINY = msgspec.structs.replace(BACKENDS[0], name="tiny", platforms=("cuda",), dense_mha_prefill=False)
+TINY = msgspec.structs.replace(BACKENDS[0], name="tiny", platforms=("cuda",), kernels=(), dense_mha_prefill=False)
 ROWS = (TINY, *BACKENDS)
 
 
@@ -19,6 +19,19 @@ def test_the_default_is_mqa_on_the_first_backend_that_can_serve() -> None:
     choice = select(NEEDS)
     assert (choice.backend, choice.prefill_path) == ("reference", "mqa")
     assert choice.path == "hadron.attention.reference:ReferenceBackend"
+
+
+def test_native_kernels_bring_their_backend() -> None:
+    choice = select(msgspec.structs.replace(NEEDS, kernels="cpu"))
+    assert (choice.backend, choice.path) == ("cpu", "hadron.attention.cpu:CpuBackend")
+    assert choice.reasons[0] == "cpu: first that can serve"
+
+
+def test_without_native_kernels_the_reference_serves_and_says_why() -> None:
+    choice = select(NEEDS)
+    assert choice.backend == "reference"
+    assert choice.reasons[0] == "cpu needs the mla kernels of cpu, not of reference"
+    assert select(NEEDS, backend="cpu").reasons == choice.reasons[:1], "named, it never falls back"
 
 
 def test_an_automatic_choice_falls_back_and_says_why() -> None:
@@ -40,7 +53,7 @@ def test_a_backend_that_was_named_never_falls_back() -> None:
 
 
 def test_a_dense_model_is_refused_by_a_sparse_backend() -> None:
-    choice = select(msgspec.structs.replace(NEEDS, sparse=False))
+    choice = select(msgspec.structs.replace(NEEDS, sparse=False), backend="reference")
     assert choice.reasons == ("reference is a sparse backend, the model's attention is dense",)
 
 
@@ -52,7 +65,7 @@ def test_dense_prefill_is_taken_when_named_and_equal() -> None:
 def test_dense_prefill_is_refused_where_it_is_never_equal(backend: str) -> None:
     choice = select(msgspec.structs.replace(NEEDS, selection_budget=0), backend=backend, prefill="dense_mha")
     assert choice.backend is None
-    assert "selection budget 0" in choice.reasons[0]
+    assert "selection budget 0" in choice.reasons[-1]
 
 
 def test_dense_prefill_named_without_a_dense_path() -> None:

@@ -176,13 +176,18 @@ def test_br55_the_open_pool_is_kept_and_closes_with_the_right_key() -> None:
     model = build(oracle.config, oracle.weights)
     seen: list[torch.Tensor] = []
     indexer = model.layers[layer].self_attn.indexer  # type: ignore[attr-defined]
-    inner = indexer._write
+    inner_gates, inner_store = indexer.gates, indexer._store
+    inputs: list[torch.Tensor] = []
 
-    def spy(keys: torch.Tensor, x: torch.Tensor, *rest: Any) -> None:
-        seen.append(torch.stack([keys, x @ oracle.weights.tensor(prefix + "index_kpool_compress_gate").T]))
-        inner(keys, x, *rest)
+    def gates_of(x: torch.Tensor) -> torch.Tensor:
+        inputs.append(x)
+        return inner_gates(x)
 
-    indexer._write = spy
+    def spy(keys: torch.Tensor, *rest: Any) -> None:
+        seen.append(torch.stack([keys, inputs.pop() @ oracle.weights.tensor(prefix + "index_kpool_compress_gate").T]))
+        inner_store(keys, *rest)
+
+    indexer.gates, indexer._store = gates_of, spy
     table = oracle.weights.tensor(prefix + "index_kpool_compress_ape")
     for beyond in (1, 2, 3):
         run = Run(model, oracle.config, page_size=8)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 
@@ -95,15 +95,50 @@ class LatentExpansion:
     scale: float
 
 
+class KeyValueProjection(Protocol):
+    """`kv_b_proj` as a layer holds it: [heads * (nope + v), kv_rank]."""
+
+    def dequantized(self) -> torch.Tensor:
+        """The weight as float32."""
+
+
+class LatentSizes(Protocol):
+    """What is needed of `MlaDimensions`."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def nope(self) -> int:
+        """Elements of a head without position."""
+
+    @property
+    def rope(self) -> int:
+        """Rotated elements of a head, behind."""
+
+    @property
+    def v(self) -> int:
+        """Elements of a value."""
+
+    @property
+    def kv_rank(self) -> int:
+        """Elements of a latent."""
+
+    @property
+    def scale(self) -> float:
+        """Of q.k."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
     """One layer's share of a step. query: [tokens, heads, nope + rope]; selection: int64 [tokens, width],
-    positions in ascending order, -1 beyond."""
+    positions in ascending order, -1 beyond; expansion: what `bind_expansion` of the same backend gave."""
 
     layer: int
     query: torch.Tensor
     selection: torch.Tensor
-    expansion: LatentExpansion
+    expansion: Any
 
     def rows(self, first: int, end: int) -> AttentionInput:
         """The same for rows first .. end-1."""
@@ -164,6 +199,18 @@ class AttentionBackend(ABC):
         self.kernels = kernels or Provider()
         if self.is_sparse and not self.supports_dense_mha_prefill:
             logger.info("attention backend %s has no dense_mha prefill: every prefill takes mqa", self.name)
+
+    def bind_expansion(self, kv_b_proj: KeyValueProjection, sizes: LatentSizes) -> Callable[[], Any]:
+        """What gives a step's `AttentionInput.expansion`: called once a layer and step.
+
+        Here both halves in float32, from the stored bytes each time, so that no copy is kept.
+        """
+
+        def expansion() -> LatentExpansion:
+            both = kv_b_proj.dequantized().reshape(sizes.heads, sizes.nope + sizes.v, sizes.kv_rank)
+            return LatentExpansion(both[:, : sizes.nope], both[:, sizes.nope :], sizes.scale)
+
+        return expansion
 
     def build_metadata(self, batch: ForwardBatch) -> AttentionMetadata:
         """The metadata of a step, for all layers. `ValueError` where decodes do not come first."""

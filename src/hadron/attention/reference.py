@@ -12,6 +12,7 @@ import torch
 
 from hadron.attention.backend import AttentionBackend, AttentionInput, AttentionMetadata
 from hadron.cache.pages import Pages
+from hadron.kernels.provider import Provider
 
 
 class ReferenceBackend(AttentionBackend):
@@ -25,11 +26,12 @@ class ReferenceBackend(AttentionBackend):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._absorb = self.kernels.function("mla", "absorb")
-        self._slots = self.kernels.function("mla", "selected_slots")
-        self._attend = self.kernels.function("mla", "sparse_attend")
-        self._expand = self.kernels.function("mla", "expand")
-        self._dense = self.kernels.function("mla", "dense_attend")
+        kernels = Provider()  # the definition, whatever the rest of the model runs on
+        self._absorb = kernels.function("mla", "absorb")
+        self._slots = kernels.function("mla", "selected_slots")
+        self._attend = kernels.function("mla", "sparse_attend")
+        self._expand = kernels.function("mla", "expand")
+        self._dense = kernels.function("mla", "dense_attend")
 
     def forward_mqa(self, step: AttentionInput, metadata: AttentionMetadata, pages: Pages) -> torch.Tensor:
         """Absorb the query, attend over the selected rows, expand the mix of latents."""

@@ -13,7 +13,8 @@ from hadron.errors import UnsupportedError
 
 
 class BackendRow(Struct, frozen=True):
-    """What a backend can do. path: `module:class`. platforms: names of `Platform`s.
+    """What a backend can do. path: `module:class`. platforms: names of `Platform`s. kernels: providers of
+    `mla` that it runs on; it brings its own where there are none.
 
     is_sparse: attends over an indexer's selection. dense_mha_prefill: has `forward_mha`.
     """
@@ -21,6 +22,7 @@ class BackendRow(Struct, frozen=True):
     name: str
     path: str
     platforms: tuple[str, ...]
+    kernels: tuple[str, ...]
     is_sparse: bool
     dense_mha_prefill: bool
     cache_dtypes: tuple[str, ...]
@@ -29,9 +31,20 @@ class BackendRow(Struct, frozen=True):
 
 BACKENDS: tuple[BackendRow, ...] = (
     BackendRow(
+        name="cpu",
+        path="hadron.attention.cpu:CpuBackend",
+        platforms=("cpu",),
+        kernels=("cpu",),
+        is_sparse=True,
+        dense_mha_prefill=True,
+        cache_dtypes=("float32", "bfloat16"),
+        speculative_verification=False,
+    ),
+    BackendRow(
         name="reference",
         path="hadron.attention.reference:ReferenceBackend",
         platforms=("cpu", "cuda", "rocm"),
+        kernels=(),
         is_sparse=True,
         dense_mha_prefill=True,
         cache_dtypes=("float32", "bfloat16"),
@@ -43,7 +56,8 @@ PREFILL_PATHS = ("mqa", "dense_mha")
 
 
 class AttentionNeeds(Struct, frozen=True):
-    """What a model and a run ask of a backend. platform: a `Platform`'s name.
+    """What a model and a run ask of a backend. platform: a `Platform`'s name. kernels: the provider that
+    runs `mla`.
 
     selection_budget: context length up to which an indexer selects everything; 0 where it may leave
     something out at any length, so that dense prefill is never equal.
@@ -54,6 +68,7 @@ class AttentionNeeds(Struct, frozen=True):
     cache_dtype: str
     speculative: bool
     selection_budget: int
+    kernels: str = "reference"
 
 
 class AttentionChoice(Struct, frozen=True):
@@ -85,6 +100,8 @@ def refusals(row: BackendRow, needs: AttentionNeeds) -> tuple[str, ...]:
     reasons = []
     if needs.platform not in row.platforms:
         reasons.append(f"{row.name} runs on {', '.join(row.platforms)}, not on {needs.platform}")
+    if row.kernels and needs.kernels not in row.kernels:
+        reasons.append(f"{row.name} needs the mla kernels of {', '.join(row.kernels)}, not of {needs.kernels}")
     if needs.sparse != row.is_sparse:
         kinds = {True: "sparse", False: "dense"}
         reasons.append(

@@ -1,15 +1,15 @@
 """Multi-head latent attention: low-rank query, one cached latent row a token, an optional rotary part.
 
 Writes the step's latent rows to the pages, gets a selection (its own indexer's, or the one handed on)
-and leaves the attending to the backend. `kv_b_proj` is taken apart at each call from its stored bytes,
-since absorbed attention uses its halves on either side of the softmax.
+and leaves the attending to the backend, which also gets `kv_b_proj`: absorbed attention uses its halves on
+either side of the softmax.
 """
 
 from __future__ import annotations
 
 import torch
 
-from hadron.attention.backend import AttentionBackend, AttentionInput, AttentionMetadata, LatentExpansion
+from hadron.attention.backend import AttentionBackend, AttentionInput, AttentionMetadata
 from hadron.batch import ForwardBatch
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import IndexerDimensions, MlaDimensions
@@ -44,6 +44,7 @@ class Mla:
         self.indexer = Indexer(f"{prefix}.indexer", layer, indexer, weights, kernels) if indexer else None
         self.rope = Rope(dims.rope_theta, dims.rope_interleave, kernels)
         self.attention = attention
+        self._expansion = attention.bind_expansion(self.kv_b_proj, dims)
 
     def __call__(
         self, x: torch.Tensor, batch: ForwardBatch, metadata: AttentionMetadata, selection: torch.Tensor | None
@@ -63,8 +64,3 @@ class Mla:
         assert selection is not None, "a shared layer before the first full indexer"
         step = AttentionInput(self.layer, query, selection, self._expansion())
         return self.o_proj(self.attention.attend(step, metadata, batch.pages).flatten(1)), selection
-
-    def _expansion(self) -> LatentExpansion:
-        d = self.dims
-        both = self.kv_b_proj.dequantized().reshape(d.heads, d.nope + d.v, d.kv_rank)
-        return LatentExpansion(both[:, : d.nope], both[:, d.nope :], d.scale)

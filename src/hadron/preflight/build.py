@@ -190,9 +190,12 @@ def _attention(
     budget = selection_budget(
         indexer.topk, pooled=indexer.pooled, pool=indexer.pool, always_select_tail=indexer.always_select_tail
     )
+    asked = kernels_select.providers(wishes.kernels, platform.providers)
+    mla = kernels_select.select("mla", providers=asked)
     needs = AttentionNeeds(
-        platform=platform.name, sparse=True, cache_dtype=wishes.dtype, speculative=False, selection_budget=budget
-    )
+        platform=platform.name, sparse=True, cache_dtype=wishes.dtype, speculative=False, selection_budget=budget,
+        kernels="none" if isinstance(mla, Refusal) else mla.provider,
+    )  # fmt: skip
     choice = select(needs, prefill=wishes.mla_prefill)
     if choice.backend is None:
         problems.append(

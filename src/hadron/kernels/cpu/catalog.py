@@ -11,6 +11,8 @@ _ROWS = (
     Kernel("mlp", "hadron.kernels.cpu.mlp.bind"),
     Kernel("moe", "hadron.kernels.cpu.moe.bind"),
     Kernel("lm_head", "hadron.kernels.cpu.lm_head"),
+    Kernel("mla", "hadron.kernels.cpu.mla"),
+    Kernel("indexer", "hadron.kernels.cpu.indexer"),
 )
 
 CATALOG = (

@@ -8,7 +8,10 @@ Source: DeepSeek-V3.2; transformers 5.23 `glm_moe_dsa`, `glm5_next`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+import torch.nn.functional as F
 
 from hadron.errors import NumericsError
 
@@ -106,3 +109,89 @@ def expand_pools(pools: torch.Tensor, pool: int, positions: torch.Tensor, tail: 
     beyond = torch.iinfo(torch.int64).max
     ordered = torch.where(expanded < 0, beyond, expanded).sort(dim=1).values
     return torch.where(ordered == beyond, -1, ordered)
+
+
+def bind_gate(gate: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """gate [head_dim, hidden] -> x [tokens, hidden] to float32 [tokens, head_dim]."""
+    return lambda x: x.float() @ gate.float().T
+
+
+def store(
+    keys: torch.Tensor,
+    gates: torch.Tensor | None,
+    table: torch.Tensor | None,
+    slots: torch.Tensor,
+    query_lens: Sequence[int],
+    lengths: Sequence[int],
+    pages: torch.Tensor,
+    tails: torch.Tensor | None,
+    state_slots: Sequence[int],
+    pool: int,
+) -> None:
+    """Write a step's keys: each token's (gates None), or one for every pool that the step closes.
+
+    keys, gates float32 [tokens, head_dim]; table [pool, head_dim]; slots int64 [tokens]; query_lens, lengths:
+    new and total tokens of each request; pages [blocks, rows, head_dim]; tails float32 [state slots, 2,
+    pool - 1, head_dim]: keys and gates of the open pool, row = position modulo pool. `IndexError` for a slot
+    outside the pages.
+    """
+    rows = pages.view(-1, pages.shape[-1])
+    if gates is None:
+        _write(rows, slots, keys)
+        return
+    assert table is not None
+    first = 0
+    for count, length, state in zip(query_lens, lengths, state_slots, strict=True):
+        waiting = (length - count) % pool
+        both = torch.stack([keys[first : first + count], gates[first : first + count]])
+        if tails is not None:
+            both = torch.cat([tails[state, :, :waiting], both], dim=1)
+        closed = both.shape[1] // pool
+        if closed:
+            whole = both[:, : closed * pool].reshape(2, closed, pool, -1)
+            pooled = pool_keys(whole[0], whole[1], table)
+            last = torch.arange(1, closed + 1, device=slots.device) * pool - 1 - waiting
+            _write(rows, slots[first + last] // pool, pooled)
+        if tails is not None:
+            rest = both[:, closed * pool :]
+            tails[state, :, : rest.shape[1]] = rest
+        first += count
+
+
+def _write(rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    low, high = int(slots.min()), int(slots.max())
+    if low < 0 or high >= rows.shape[0]:
+        raise IndexError(f"rows {low} to {high}: the cache has 0 to {rows.shape[0] - 1}")
+    rows[slots] = values.to(rows.dtype)
+
+
+def choose(
+    query: torch.Tensor,
+    weights: torch.Tensor,
+    pages: torch.Tensor,
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    query_lens: Sequence[int],
+    lengths: Sequence[int],
+    topk: int,
+    pool: int,
+    tail: bool,
+) -> torch.Tensor:
+    """Positions that each token of a step attends to, from keys read back from the pages.
+
+    query [tokens, heads, head_dim], weights float32 [tokens, heads], pages as in `store`, tables int64
+    [requests, pages], positions int64 [tokens]; topk counts tokens; tail: the open pool is attended
+    -> int64 [tokens, width], ascending, -1 beyond. `NumericsError` for a score that is not finite.
+    """
+    selections, first = [], 0
+    for request, (count, length) in enumerate(zip(query_lens, lengths, strict=True)):
+        end = first + count
+        pools = length // pool
+        table = tables[request, : -(-pools // pages.shape[1])]
+        context = pages[table].flatten(0, 1)[:pools]
+        seen = (positions[first:end] + 1) // pool
+        best = select(query[first:end], weights[first:end], context, seen, topk // pool)
+        selections.append(expand_pools(best, pool, positions[first:end], tail))
+        first = end
+    width = max(selection.shape[1] for selection in selections)
+    return torch.cat([F.pad(selection, (0, width - selection.shape[1]), value=-1) for selection in selections])
