@@ -6,6 +6,8 @@ import difflib
 import sys
 from pathlib import Path
 
+import click
+
 from hadron.cli.main import COMMANDS, cli
 
 TARGET = Path(__file__).with_name("cli.md")
@@ -24,9 +26,20 @@ def text() -> str:
         command = cli.get_command(top, name)
         if command is None:
             raise LookupError(name)
-        context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=100)
-        parts.append(_section(f"hadron {name}", command.get_help(context)))
+        parts += _sections(f"hadron {name}", command, top)
     return "\n".join(parts)
+
+
+def _sections(title: str, command: click.Command, parent: click.Context) -> list[str]:
+    """The help of a command and, of a group, of each of its commands."""
+    context = command.make_context(title.split()[-1], [], parent=parent, resilient_parsing=True, terminal_width=100)
+    parts = [_section(title, command.get_help(context))]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            if part is not None:
+                parts += _sections(f"{title} {name}", part, context)
+    return parts
 
 
 def _section(title: str, help_text: str) -> str:
