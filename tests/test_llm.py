@@ -182,14 +182,15 @@ def test_end_tokens_come_from_both_files(copy: Path, llm: LLM) -> None:
     assert output.outputs[0].text == llm.tokenizer.decode(tokens[:2])
 
 
-def test_defaults_that_cannot_be_used_are_refused_at_load(copy: Path) -> None:
-    (copy / "generation_config.json").write_text('{"temperature": "warm"}')
-    with pytest.raises(hadron.ConfigError, match="sampling default"):
-        load(copy)
-    (copy / "generation_config.json").write_text('{"eos_token_id": "<|user|>"}')
-    with pytest.raises(hadron.ConfigError, match="end tokens") as caught:
-        load(copy)
-    assert caught.value.found == "'<|user|>'"
+def test_defaults_that_cannot_be_used_are_ignored_and_the_plan_says_so(copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"temperature": "warm", "top_p": 0.5, "eos_token_id": "<|user|>"}')
+    llm = load(copy)
+    ignored = [p for p in llm.plan.problems if p.code == "HC208"]
+    assert [p.tensors for p in ignored] == [("temperature",), ("eos_token_id",)]
+    assert "temperature is ignored: found 'warm'; accepted a number" in ignored[0].message
+    assert "found '<|user|>'; accepted a token id or a list of them" in ignored[1].message
+    filled = SamplingParams().with_defaults(llm.plan.facts.generation_config)
+    assert (filled.temperature, filled.top_p, filled.top_k) == (1.0, 0.5, 0)
 
 
 @pytest.mark.parametrize(
@@ -283,3 +284,34 @@ def test_check_gives_the_plan(llm: LLM) -> None:
     assert isinstance(plan, hadron.LoadPlan)
     assert plan.ok
     assert [m.name for m in plan.modules] == [m.name for m in llm.plan.modules]
+
+
+@pytest.mark.parametrize("model", [None, 5, b"x"])
+def test_a_model_that_is_no_path_is_refused(model: Any) -> None:
+    with pytest.raises(hadron.UsageError, match="the model is not named") as caught:
+        LLM(model)
+    assert caught.value.found == repr(model) and "folder" in caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (lambda m: m.generate(None), "prompts"),
+        (lambda m: m.generate(5), "prompts"),
+        (lambda m: m.generate([5]), "prompt"),
+        (lambda m: m.generate("a", 5), "sampling_params"),
+        (lambda m: m.generate("a", {"max_tokens": 1}), "sampling_params"),
+        (lambda m: m.generate("a", [None]), "sampling_params"),
+        (lambda m: m.chat(None), "messages"),
+        (lambda m: m.chat([5]), "messages"),
+        (lambda m: m.chat([{"role": "user", "content": "a"}], chat_template_kwargs=[1]), "chat_template_kwargs"),
+        (
+            lambda m: m.chat([{"role": "user", "content": "a"}], chat_template_kwargs={"messages": 1}),
+            "chat_template_kwargs",
+        ),
+    ],
+)
+def test_arguments_of_another_form_are_refused(llm: LLM, call: Any, where: str) -> None:
+    with pytest.raises(hadron.RequestError) as caught:
+        call(llm)
+    assert caught.value.where == where and caught.value.accepted and caught.value.hint

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hadron.errors import ConfigError, RequestError
-from hadron.sampling_params import SamplingParams
+from hadron.errors import RequestError
+from hadron.sampling_params import SamplingParams, checkpoint_defaults, listed_end_tokens
 
 
 def test_stop_may_be_one_string_or_several() -> None:
@@ -66,8 +66,10 @@ def test_do_sample_false_is_greedy() -> None:
     assert SamplingParams(temperature=0.5).with_defaults({"do_sample": False}).temperature == 0.5
 
 
-def test_a_default_that_makes_no_sense_names_the_file() -> None:
-    with pytest.raises(ConfigError, match="a sampling default of the checkpoint cannot be used") as caught:
-        SamplingParams().with_defaults({"top_p": "high"})
-    assert caught.value.where == "generation_config.json: top_p"
-    assert caught.value.found == "'high'"
+def test_a_default_that_makes_no_sense_falls_back_and_is_named() -> None:
+    usable, refused = checkpoint_defaults({"temperature": "hot", "top_p": 0.9, "top_k": -7})
+    assert usable == {"temperature": 1.0, "top_p": 0.9, "top_k": 0}
+    assert [(error.where, error.found) for error in refused] == [("temperature", "'hot'"), ("top_k", "-7")]
+    assert listed_end_tokens({"eos_token_id": [1, 2]}) == ([1, 2], None)
+    ids, error = listed_end_tokens({"eos_token_id": [1, "x"]})
+    assert ids == [] and error is not None and error.accepted == "a token id or a list of them"

@@ -44,6 +44,12 @@ class HadronError(Exception):
             f"{what}\n  where:    {where}\n  found:    {found}\n  accepted: {accepted}\n  try:      {hint}"
         )
 
+    def parts(self) -> dict[str, str]:
+        """The four parts by name, for machines."""
+        return {
+            "what": self.what, "where": self.where, "found": self.found, "accepted": self.accepted, "hint": self.hint,
+        }  # fmt: skip
+
 
 class UsageError(HadronError):
     """A flag or an argument cannot be used as given."""
@@ -70,7 +76,8 @@ class PlanError(HadronError):
 
     exit_code = 1
 
-    def __init__(self, model: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, model: str, problems: Sequence[Problem], flags: str = "") -> None:
+        """flags: what `hadron check` needs to make the same plan, such as ` --kernels triton`."""
         self.problems = tuple(problems)
         listing = "; ".join(f"{p.code} {p.message}" for p in self.problems[:5])
         more = len(self.problems) - 5
@@ -79,7 +86,7 @@ class PlanError(HadronError):
             where=model,
             found=listing + (f"; and {more} more" if more > 0 else ""),
             accepted="a plan without errors",
-            hint=f"run `hadron check {model}` for all of them with what to do about each",
+            hint=f"run `hadron check {model}{flags}` for all of them with what to do about each",
         )
 
 

@@ -7,7 +7,8 @@ out[0].outputs[0].token_ids
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -22,7 +23,7 @@ from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
 from hadron.engine.request import RequestOutput
-from hadron.errors import RequestError
+from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.chat_template import ChatTemplate, Message
@@ -80,6 +81,11 @@ class LLM:
         mlock: bool = False,
         report: Report = _silent,
     ) -> None:
+        if not isinstance(model, str | os.PathLike):
+            raise UsageError(
+                "the model is not named", where="model", found=repr(model)[:80],
+                accepted="a folder or the id of a Hub repository, as text or a path", hint='LLM("path/to/checkpoint")',
+            )  # fmt: skip
         self.config = EngineConfig(
             kernels=kernels,
             dtype=dtype,
@@ -96,7 +102,6 @@ class LLM:
         self.plan, self._engine, self._tokenizer = assemble(model, self.config, report)
         self._defaults = self.plan.facts.generation_config
         self._ids = count()
-        SamplingParams().with_defaults(self._defaults)  # a default that cannot be used is refused now
 
     @property
     def max_context(self) -> int:
@@ -137,7 +142,7 @@ class LLM:
         on_token: called with a prompt's index and each of its tokens as they come.
         Everything is checked before anything runs: `RequestError`, `CapacityError`, `TokenizerError`.
         """
-        several = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        several = [prompts] if isinstance(prompts, str | Mapping) else _listed(prompts, "prompts", _PROMPTS)
         where = [f"prompts[{i}]" if len(several) > 1 else "prompt" for i in range(len(several))]
         encoded = [self._encode(prompt, place) for prompt, place in zip(several, where, strict=True)]
         return self._run(encoded, self._params(sampling_params, len(several)), on_token)
@@ -156,12 +161,19 @@ class LLM:
 
         messages: OpenAI's form. chat_template_kwargs: the template's switches, such as `enable_thinking`.
         """
-        several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        given: list[Any] = _listed(messages, "messages", _MESSAGES)
+        several = [given] if not given or isinstance(given[0], Mapping) else given
+        if any(not isinstance(m, Mapping) for c in several for m in _listed(c, "messages", _MESSAGES)):
+            raise _not_a(messages, "messages", _MESSAGES)
+        if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+            raise _not_a(chat_template_kwargs, "chat_template_kwargs", "an object of the template's switches")
         switches = dict(chat_template_kwargs or {})
+        if clash := sorted(set(switches) & {"messages", "tools", "add_generation_prompt"}):
+            raise _not_a(clash, "chat_template_kwargs", "switches of the template; these are arguments of their own")
         encoded = []
         for conversation in several:
             text = self.chat_template.render(
-                conversation,  # type: ignore[arg-type]  # told apart by the first element
+                conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **switches,
@@ -194,6 +206,8 @@ class LLM:
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
         several = [given or SamplingParams()] * prompts if not isinstance(given, Sequence) else list(given)
+        if any(not isinstance(params, SamplingParams) for params in several):
+            raise _not_a(given, "sampling_params", "SamplingParams, one for all or one for each prompt")
         if len(several) != prompts:
             raise RequestError(
                 "sampling_params do not fit the prompts",
@@ -237,6 +251,23 @@ class LLM:
                 hint="leave the picture out",
             )
         return _Encoded(text, self._engine.check_prompt(ids, where))
+
+
+_PROMPTS = 'text, {"prompt": text}, {"prompt_token_ids": [ids]}, or a list of those'
+_MESSAGES = 'a list of messages such as {"role": "user", "content": "Hello"}, or a list of such lists'
+
+
+def _not_a(value: object, where: str, accepted: str) -> RequestError:
+    return RequestError(
+        "an argument has a form that is not known", where=where, found=repr(value)[:80], accepted=accepted,
+        hint="see the example in the README",
+    )  # fmt: skip
+
+
+def _listed(value: Any, where: str, accepted: str) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise _not_a(value, where, accepted)
+    return list(value)
 
 
 def _integers(ids: Any, where: str) -> list[int]:

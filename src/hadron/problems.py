@@ -53,7 +53,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "HC205": (E_, "the quantization method or format is not known"),
     "HC206": (W_, "two configuration files disagree"),
     "HC207": (W_, "an entry of the quantization configuration matches nothing"),
-    "HC208": (W_, "a side file cannot be read"),
+    "HC208": (W_, "a side file, or a value in it, cannot be used"),
     "HC301": (E_, "a tensor is missing"),
     "HC302": (E_, "a tensor belongs to nothing in the model"),
     "HC303": (E_, "a tensor has the wrong shape"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hadron.errors import ConfigError, RequestError
+from hadron.errors import RequestError
 
 #: What a field that may come from the checkpoint is when neither says anything.
 FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -65,29 +65,40 @@ class SamplingParams:
         return tuple(self.stop)
 
     def with_defaults(self, generation_config: Mapping[str, Any]) -> SamplingParams:
-        """These parameters with every None that has a default filled in.
+        """These parameters with every None filled in: from the checkpoint where it has a usable value.
 
-        `do_sample: false` in the file means temperature 0. `ConfigError` for values that cannot be used.
+        `do_sample: false` in the file means temperature 0.
         """
-        given: dict[str, Any] = {key: generation_config.get(key) for key in FALLBACKS}
-        if generation_config.get("do_sample") is False:
-            given["temperature"] = 0.0
+        given, _ = checkpoint_defaults(generation_config)
+        return replace(self, **{key: given[key] for key in FALLBACKS if getattr(self, key) is None})
+
+
+def checkpoint_defaults(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[RequestError]]:
+    """What a `generation_config.json` makes of the defaults, and why it cannot of some: those fall back."""
+    values = {key: generation_config.get(key) for key in FALLBACKS}
+    if generation_config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    usable: dict[str, Any] = dict(FALLBACKS)
+    refused = []
+    for key, value in values.items():
+        if value is None:
+            continue
         try:
-            SamplingParams(**given)
+            SamplingParams(**{key: value})
         except RequestError as error:
-            raise ConfigError(
-                "a sampling default of the checkpoint cannot be used",
-                where=f"generation_config.json: {error.where}",
-                found=error.found,
-                accepted=error.accepted,
-                hint="correct the file, or compare it with the original release's",
-            ) from error
-        missing: dict[str, Any] = {
-            key: fallback if given[key] is None else given[key]
-            for key, fallback in FALLBACKS.items()
-            if getattr(self, key) is None
-        }
-        return replace(self, **missing)
+            refused.append(error)
+        else:
+            usable[key] = value
+    return usable, refused
+
+
+def listed_end_tokens(generation_config: Mapping[str, Any]) -> tuple[list[int], RequestError | None]:
+    """The ids in its `eos_token_id`, one or a list; none, and why, where that is neither."""
+    value: Any = generation_config.get("eos_token_id")
+    listed = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(_is_integer(i) for i in listed):
+        return [], _refused("eos_token_id", value, "a token id or a list of them")
+    return listed, None
 
 
 #: The names of all parameters; command-line flags are called the same.

@@ -183,7 +183,7 @@ FLASH, W4A16 = "glm53f-quark-mxfp4-blockfp8", "glm52-ct-w4a16"
             FLASH,
             "text_config.n_routed_experts",
             10**9,
-            "n_routed_experts: found 1000000000; accepted a int of at least 1",
+            "n_routed_experts: found 1000000000; accepted a whole number of at least 1",
         ),
         (FLASH, "vision_config.depth", 10**30, "depth: found"),
         (FLASH, "text_config.linear_attn_config.gate_lower_bound", "x", "gate_lower_bound: found 'x'"),

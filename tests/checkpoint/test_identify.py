@@ -119,6 +119,15 @@ def test_br25_the_global_scale_is_divided_by_only_under_its_own_name() -> None:
         ((64, 32), "weight_scale F32", None, "HC301", "weight_scale"),
         ((64,), "weight F8_E4M3 64, weight_scale F32", None, "HC405", "F8_E4M3 [64]"),
         ((64, 32), "weight_packed I32 64x8, weight_scale F32 64", None, "HC404", "4-bit codes"),
+        # companions that a kernel would read as something else
+        ((64, 32), "weight BF16 64x32, bias BF16 1", None, "HC303", "a bias BF16 [1]"),
+        ((64,), "weight BF16 64, bias I64 64", None, "HC303", "a bias I64 [64]"),
+        ((64, 32), "weight F8_E4M3 64x32, weight_scale F32, input_scale I64 2", None, "HC404", "input scale I64 [2]"),
+        ((64, 32), "weight F8_E4M3 64x32, weight_scale F32, input_scale F32 64", None, "HC404", "one F32, F16 or BF16"),
+        ((64, 64), "weight_packed I32 64x8, weight_scale BF16 64x2, weight_zero_point I8 8x2", None, "HC404", "zero points I8"),
+        ((64, 64), "weight_packed I32 64x8, weight_scale BF16 64x2, weight_zero_point I32 3", None, "HC404", "I32 [8, 2]"),
+        ((256, 256), IN_MEMORY.replace("8x32", "1x3"), "int4_group_32", "HC404", "I32 [8, 32]"),
+        ((64, 64), "weight_packed I32 64x8, weight_scale BF16 64x2, weight_shape F32 7", None, "HC404", "weight_shape F32"),
     ],
 )  # fmt: skip
 def test_what_fits_nothing_is_refused_with_both_sides(

@@ -34,8 +34,13 @@ class Plan:
     modules: list[Module]
 
 
-def scanned(folder: Path, scheme: QuantizationScheme, roles: dict[str, tuple[str, np.ndarray]]) -> list[Problem]:
-    """Scan one module `m` whose tensor of each role has that dtype and those bytes."""
+def scanned(
+    folder: Path,
+    scheme: QuantizationScheme,
+    roles: dict[str, tuple[str, np.ndarray]],
+    tensors: dict[str, str] | None = None,
+) -> list[Problem]:
+    """Scan one module `m` whose tensor of each role (or that of `tensors`) has that dtype and those bytes."""
     entries, data = {}, b""
     for role, (dtype, values) in roles.items():
         raw = values.tobytes()
@@ -45,7 +50,7 @@ def scanned(folder: Path, scheme: QuantizationScheme, roles: dict[str, tuple[str
         data += raw
     facts = read_facts(checkpoint(folder, model__safetensors=shard(json.dumps(entries).encode(), data)))
     assert facts.problems == []
-    return scan(Plan(facts, [Module(scheme, {role: f"m.{role}" for role in roles})]))
+    return scan(Plan(facts, [Module(scheme, tensors or {role: f"m.{role}" for role in roles})]))
 
 
 BYTES = np.arange(256, dtype=np.uint8)
@@ -106,6 +111,14 @@ def test_float_scales(role: str, value: float, code: str, tmp_path: Path) -> Non
     assert problem.code == code
     assert problem.tensors == (f"m.{role}",)
     assert problem.severity is (Severity.WARNING if code == "HC603" else Severity.ERROR)
+
+
+def test_a_scale_that_is_divided_by_may_not_be_zero(tmp_path: Path) -> None:
+    """compressed-tensors stores reciprocals of global scales, under a name of their own."""
+    roles = {"weight_global_scale": ("F32", np.zeros(1, np.float32))}
+    (fatal,) = scanned(tmp_path, NVFP4, roles, {"global_scale": "m.weight_global_scale"})
+    assert (fatal.code, fatal.severity) == ("HC602", Severity.ERROR)
+    assert "divisors not zero" in fatal.message
 
 
 def test_zero_in_a_bfloat16_scale(tmp_path: Path) -> None:

@@ -46,3 +46,9 @@ def test_nothing_of_the_user_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert platform.node() not in text
     assert str(Path.home()) not in text
     assert str(Path.cwd()) not in text
+
+
+def test_a_level_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADRON_ISA", "sse9")
+    shown = environment()["processor"]["native_kernels"]
+    assert shown is None or shown.startswith("none: HADRON_ISA='sse9' is not one of baseline")

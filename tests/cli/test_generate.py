@@ -70,6 +70,14 @@ def test_json_has_the_documented_keys(llm: LLM, capsys: pytest.CaptureFixture[st
     }
 
 
+def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(SHIPPED), "--prompt", "a", "--json", "--top-p", "7"]) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert (error["where"], error["found"]) == ("top_p", "7.0") and error["accepted"] and error["hint"]
+    assert error["what"] in shown.err
+
+
 def test_json_without_a_tokenizer_has_null_for_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", BARE, "--prompt-ids", "5", "--json", "--logprobs", "1", *RUN]) == 0
     (output,) = json.loads(capsys.readouterr().out)["outputs"]

@@ -114,6 +114,13 @@ def test_a_bug_keeps_its_traceback_and_asks_for_a_report(fails_with, capsys: pyt
     assert err.splitlines()[-1] == "hadron: this is a bug; please report it with the output of `hadron env`"
 
 
+def test_closed_output_is_quiet() -> None:
+    """`hadron … >&-`: nobody reads."""
+    command = f"{sys.executable} -m hadron --version >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     """`hadron … | head -1`: no traceback, no complaint at interpreter exit."""
     code = (

@@ -147,6 +147,39 @@ def test_a_quantized_norm_is_refused(fp8: Draft, tmp_path: Path) -> None:
     assert refused.tensors == ("model.embed_tokens",) and "found fp8_e4m3_tensor for embedding" in refused.message
 
 
+@pytest.mark.parametrize("name", ["gate_up_proj", "gate_up_proj_scale_inv"])
+def test_a_bank_of_another_number_of_experts_is_refused(fp8: Draft, tmp_path: Path, name: str) -> None:
+    at = f"{L}2.mlp.experts."
+    fp8.drop(at)
+    fp8.tensors[at + "gate_up_proj"] = ("F8_E4M3", (4, 256, 256))
+    fp8.tensors[at + "gate_up_proj_scale_inv"] = ("F32", (4, 2, 2))
+    fp8.tensors[at + "down_proj"] = ("BF16", (4, 256, 128))
+    dtype, shape = fp8.tensors[at + name]
+    fp8.tensors[at + name] = (dtype, (3, *shape[1:]))
+    wrong = only(make_plan(fp8.write(tmp_path)), "HC303")
+    assert wrong.tensors == (at + "gate_up_proj",) and "accepted 4 experts along the first axis" in wrong.message
+    assert "config.json describes another model" in wrong.hint
+
+
+def test_a_file_that_cannot_be_read_is_not_also_a_list_of_missing_tensors(fp8: Draft, tmp_path: Path) -> None:
+    fp8.write(tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[:100])
+    assert errors(make_plan(tmp_path)) == ["HC101"]
+
+
+def test_lists_are_named_as_the_configuration_names_them(fp8: Draft, flash: Draft, tmp_path: Path) -> None:
+    fp8.quantization["modules_to_not_convert"].append("model.layers.77.mlp.gate")
+    assert (
+        "quantization_config.modules_to_not_convert: 1 of"
+        in only(make_plan(fp8.write(tmp_path / "a")), "HC207").message
+    )
+    flash.quantization["layer_quant_config"]["model.layers.77.mlp.gate"] = {"weight": None}
+    assert (
+        "quantization_config.layer_quant_config: 1 of" in only(make_plan(flash.write(tmp_path / "b")), "HC207").message
+    )
+
+
 def test_an_unknown_architecture_lists_the_known(fp8: Draft, tmp_path: Path) -> None:
     fp8.config["architectures"] = ["LlamaForCausalLM"]
     plan = make_plan(fp8.write(tmp_path / "a"))
@@ -160,13 +193,16 @@ def test_an_unknown_architecture_lists_the_known(fp8: Draft, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("where", "value", "code", "words"),
     [
-        ("hidden_size", None, "HC201", "hidden_size: found nothing; accepted a int"),
-        ("hidden_size", "many", "HC201", "found 'many'; accepted a int of at least 1"),
-        ("num_hidden_layers", 0, "HC201", "found 0; accepted a int of at least 1"),
-        ("rms_norm_eps", True, "HC201", "found True; accepted a float"),
+        ("hidden_size", None, "HC201", "hidden_size: found nothing; accepted a whole number"),
+        ("hidden_size", "many", "HC201", "found 'many'; accepted a whole number of at least 1"),
+        ("num_hidden_layers", 0, "HC201", "found 0; accepted a whole number of at least 1"),
+        ("rms_norm_eps", True, "HC201", "found True; accepted a number"),
         ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}, "HC203", "rope_parameters: rope_type: found 'yarn'; accepted 'default'"),
         ("rope_scaling", {"type": "linear"}, "HC203", "rope_scaling: rope_type: found 'linear'"),
         ("rope_parameters", {"rope_theta": 1e6, "partial_rotary_factor": 0.5}, "HC203", "partial_rotary_factor"),
+        ("rope_parameters", {"full_attention": {"rope_theta": 500.0}}, "HC203", "full_attention: found {'rope_theta': 500.0}; accepted 'nothing'"),
+        ("rope_parameters", {"factor": 4.0}, "HC203", "rope_parameters: factor: found 4.0"),
+        ("rope_theta", 5e5, "HC201", "rope_parameters: rope_theta: found 1000000.0; accepted 500000, as beside it"),
         ("hidden_act", "gelu", "HC203", "found 'gelu'; accepted 'silu'"),
         ("scoring_func", "softmax", "HC203", "found 'softmax'; accepted 'sigmoid'"),
         ("topk_method", "greedy", "HC203", "found 'greedy'; accepted 'noaux_tc'"),

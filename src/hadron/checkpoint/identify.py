@@ -88,6 +88,7 @@ def identify(shape: tuple[int, ...], beside: Mapping[str, Tensor], hint: Quantiz
         if "weight" not in tensors:
             raise _RefusedError("HC301", f"only {', '.join(beside)}", "a tensor named weight or weight_packed")
         scheme, storage, used = _scheme(shape, tensors, suffixes, hint)
+        _companions(shape, tensors, scheme, storage)
     except _RefusedError as refusal:
         return Identity(None, PLAIN_STORAGE, tuple(suffixes.items()), tuple(leftovers), refusal.fault)
     if scheme.fp8_stage:  # Quark numbers the stages in the order they were applied; ours are named for what they do
@@ -96,6 +97,32 @@ def identify(shape: tuple[int, ...], beside: Mapping[str, Tensor], hint: Quantiz
     leftovers += [suffix for role, suffix in suffixes.items() if role not in used]
     roles = tuple((role, suffix) for role, suffix in suffixes.items() if role in used)
     return Identity(scheme, storage, roles, tuple(leftovers))
+
+
+def _companions(
+    shape: tuple[int, ...], tensors: Mapping[str, Tensor], scheme: QuantizationScheme, storage: Storage
+) -> None:
+    """Refuse a bias, zero points, an input scale or a stored shape that no kernel could read as meant."""
+    bias = tensors.get("bias")
+    if bias is not None and (bias.dtype not in _FLOAT or bias.shape != shape[:1]):
+        raise _RefusedError("HC303", f"a bias {show(bias)}", f"F32, F16 or BF16 [{shape[0]}]")
+    if not scheme.quantized:
+        return
+    inputs = tensors.get("input_scale")
+    if inputs is not None and (inputs.dtype not in _FLOAT or prod(inputs.shape) != 1):
+        raise _RefusedError("HC404", f"an input scale {show(inputs)}", "one F32, F16 or BF16")
+    stored = tensors.get("shape")
+    if stored is not None and (stored.dtype not in ("I64", "I32") or stored.shape != (2,)):
+        raise _RefusedError("HC404", f"weight_shape {show(stored)}", "I64 [2]")
+    zeros = tensors.get("zero_point")
+    if zeros is not None and scheme.element is Element.INT4:
+        rows, columns = shape
+        words = ceil_div(rows, 8)
+        groups = 1 if scheme.granularity is Granularity.CHANNEL else ceil_div(columns, scheme.columns)
+        transposed = storage.packing is Packing.INT4_COLUMNS_INTERLEAVED
+        accepted = [(groups, words) if transposed else (words, groups)] + ([(words,)] if groups == 1 else [])
+        if zeros.dtype != "I32" or zeros.shape not in accepted:
+            raise _RefusedError("HC404", f"zero points {show(zeros)}", f"I32 {list(accepted[0])}")
 
 
 _Found = tuple[QuantizationScheme, Storage, set[str]]

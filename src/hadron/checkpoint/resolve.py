@@ -23,6 +23,9 @@ CACHE_SCALES = frozenset({"k_scale", "v_scale", "q_scale", "prob_scale", "output
 #: tensors that may lie in a file without belonging to the model
 IGNORABLE = frozenset({"inv_freq"})
 
+_RESHAPED = "config.json describes another model than the file holds, or the tensor was reshaped"
+_INCOMPLETE = "the file is incomplete, or its names differ from those that are known"
+
 _FACTS = DecidedBy(Source.FACTS)
 _NONE = DecidedBy(Source.NONE)
 
@@ -79,6 +82,7 @@ class Resolver:
         self.rules = rules
         self.findings = Findings()
         self.claimed: set[str] = set()  # module names, and full names of bare tensors
+        self._unreadable = any(shard.data_start == 0 for shard in facts.shards)  # who knows what it holds
         self._left: list[tuple[str, Identity, bool]] = []
         self._identities: dict[object, Identity] = {}
         self._verdicts: dict[object, tuple[ActivationScheme, DecidedBy, tuple[partial[None], ...]]] = {}
@@ -101,14 +105,14 @@ class Resolver:
         """
         beside = self._bare(name) if bare else self.facts.modules.get(name)
         if beside is None:
-            if self.facts.unusable and not self.facts.unusable.isdisjoint(
+            if self._unreadable or not self.facts.unusable.isdisjoint(
                 (name, f"{name}.weight", f"{name}.weight_packed")
             ):
                 return None  # reported where its file was read
             self.findings.add(
                 "HC301", name if bare else name + ".weight", what="missing", found="no such tensor",
                 accepted=f"a weight for {list(shape)}" if len(shape) < 3 else "a stored weight",
-                hint="the file is incomplete, or its names differ from those that are known",
+                hint=_INCOMPLETE,
             )  # fmt: skip
             return None
         self.claimed.add(name)
@@ -117,6 +121,12 @@ class Resolver:
             claim, agreed = self.rules.claim_parts(name, parts, linear=linear)
         else:
             claim = self.rules.claim(name, linear=linear)
+        if stacked and (odd := [t for t in beside.values() if t.shape and t.shape[0] != shape[0]]):
+            self.findings.add(
+                "HC303", name, what="a bank of experts has another number of them", found=show(odd[0]),
+                accepted=f"{shape[0]} experts along the first axis of every tensor", hint=_RESHAPED,
+            )  # fmt: skip
+            return None
         identity = self._identify(shape[1:] if stacked else shape, beside, claim, stacked)
         if identity.fault is not None or identity.scheme is None:
             self._refuse(name, identity)
@@ -128,7 +138,7 @@ class Resolver:
         if bias and "bias" not in tensors:
             self.findings.add(
                 "HC301", name + ".bias", what="missing", found="no such tensor", accepted="a bias",
-                hint="the file is incomplete, or its names differ from those that are known",
+                hint=_INCOMPLETE,
             )  # fmt: skip
         if not bias and "bias" in tensors:
             self.findings.add(
@@ -160,6 +170,7 @@ class Resolver:
         found = self._identities.get(key)
         if found is None:
             if stacked:
+                # A scalar belongs to all experts; everything else has one entry for each.
                 beside = {suffix: Tensor(t.dtype, t.shape[1:], t.data_offsets) for suffix, t in beside.items()}
             found = self._identities[key] = identify(shape, beside, hint)
         return found
@@ -169,7 +180,8 @@ class Resolver:
         assert fault is not None
         self.findings.add(
             fault.code, name, what="a weight cannot be used", found=fault.found, accepted=fault.accepted,
-            hint="if the quantizer meant this, its format is not known here; otherwise the file is damaged",
+            hint=_RESHAPED if fault.code == "HC303"
+            else "if the quantizer meant this, its format is not known here; otherwise the file is damaged",
         )  # fmt: skip
 
     def _leftovers(self, join: str, identity: Identity, bare: bool) -> None:
@@ -218,7 +230,7 @@ class Resolver:
                     hint="the file decides; other engines may refuse or take the first",
                 )
             )  # fmt: skip
-        if claim is None:
+        if claim is None or not claim.declaration.understood:
             return NO_ACTIVATION, _FACTS if scheme.quantized else _NONE, tuple(notes)
         declared = claim.declaration
         if declared.scheme == scheme or (declared.scheme is None and not scheme.quantized):

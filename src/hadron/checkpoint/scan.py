@@ -214,6 +214,9 @@ class _Report:
             return
         if tensor.dtype in ("U8", "F8_E8M0"):
             return  # byte 0 is 2^-127
+        if name.endswith("_global_scale"):  # compressed-tensors divides by it
+            self._put("HC602", tensor.dtype, name, finding.zero, "")
+            return
         if tensor.dtype != "F8_E4M3":
             self._put("HC603", tensor.dtype, name, finding.zero, "")
             return
@@ -252,7 +255,7 @@ class _Report:
 _AGAIN = "the file is damaged or was quantized wrongly; compare its checksum with the release, or quantize again"
 _TEXTS: Mapping[str, tuple[str, str, str]] = {
     "HC601": ("hold NaN codes or non-finite values", "finite numbers", _AGAIN),
-    "HC602": ("are scales with NaN or infinity", "finite scales", _AGAIN),
+    "HC602": ("are scales that are, or make a weight, NaN or infinite", "finite scales, divisors not zero", _AGAIN),
     "HC603": ("are scales with zeros", "scales above zero", "what they scale is lost: weights of zero; quantize again"),
 }
 _LOST = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hadron.errors import HadronError
 from hadron.kernels.cpu import native
 from hadron.platforms import cpu
 
@@ -57,7 +58,7 @@ def environment() -> dict[str, dict[str, Any]]:
             "instruction_sets": list(processor.features),
             "cores": processor.cores,
             "cores_physical": psutil.cpu_count(logical=False),
-            "native_kernels": native.level_name() if native.levels() else None,
+            "native_kernels": _native_level(),
             "native_levels": list(native.levels()),
             "torch_threads": torch.get_num_threads(),
             "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
@@ -70,6 +71,14 @@ def environment() -> dict[str, dict[str, Any]]:
         },
         "gpu": {"torch_cuda": torch.version.cuda, "torch_hip": torch.version.hip, "devices": gpus},
     }
+
+
+def _native_level() -> str | None:
+    """The level in use; why none can be used, for a report must never fail."""
+    try:
+        return native.level_name() if native.levels() else None
+    except HadronError as error:
+        return f"none: {native.ENVIRONMENT}={error.found} is not one of {error.accepted}"
 
 
 def _libraries() -> list[str]:

@@ -18,7 +18,7 @@ import click
 
 from hadron.cli import console
 from hadron.cli.options import GroupedCommand, engine_options, option, sampling_options, token_ids
-from hadron.errors import UsageError
+from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
     from hadron.engine.engine import TokenEvent
@@ -65,6 +65,23 @@ def command(
       hadron generate path/to/checkpoint --prompt-ids 5,9,2 --temperature 0 --json
       echo 'The river is' | hadron generate path/to/checkpoint -
     """
+    try:
+        return _generate(model, source, prompt, prompt_ids, as_json, stop_token_ids, settings)
+    except HadronError as error:
+        if as_json:
+            click.echo(json.dumps({"error": error.parts()}, ensure_ascii=False))
+        raise
+
+
+def _generate(
+    model: str | None,
+    source: str | None,
+    prompt: str | None,
+    prompt_ids: str | None,
+    as_json: bool,
+    stop_token_ids: str | None,
+    settings: dict[str, Any],
+) -> int:
     if model == "-" and source is None:
         model, source = None, "-"
     text = _prompt(source, prompt, prompt_ids)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import cast
 
 import click
@@ -117,6 +118,9 @@ def _drop_output() -> None:
 
 def main() -> None:
     """The `hadron` program."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with it closed: nobody reads
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that is not UTF-8 gets escapes, not a traceback
             stream.reconfigure(errors="backslashreplace")

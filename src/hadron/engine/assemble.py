@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hadron.cache.spec import cache_spec
 from hadron.checkpoint.hub import Hub
@@ -12,9 +12,10 @@ from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
-from hadron.errors import CapacityError, ConfigError, PlanError
+from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan
+from hadron.sampling_params import listed_end_tokens
 from hadron.tokenizer import tokenizer as tokenizers
 from hadron.tokenizer.tokenizer import Tokenizer
 
@@ -73,23 +74,14 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
         progress=report,
     )
     if not plan.ok:
-        raise PlanError(plan.model, plan.errors)
+        raise PlanError(plan.model, plan.errors, config.flags)
     return plan
 
 
 def end_tokens(plan: LoadPlan) -> frozenset[int]:
     """Ids that end a text: those of `config.json` and of `generation_config.json`."""
     assert plan.config is not None
-    value: Any = plan.facts.generation_config.get("eos_token_id")
-    listed = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
-        raise ConfigError(
-            "the end tokens of the checkpoint cannot be used",
-            where="generation_config.json: eos_token_id",
-            found=repr(value)[:80],
-            accepted="a token id or a list of them",
-            hint="correct the file, or compare it with the original release's",
-        )
+    listed, _ = listed_end_tokens(plan.facts.generation_config)
     return frozenset(plan.config.eos) | frozenset(listed)
 
 

@@ -38,7 +38,7 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
     `UsageError` for what the configuration asks and this build or machine cannot do.
     """
     if not plan.ok:
-        raise PlanError(plan.model, plan.errors)
+        raise PlanError(plan.model, plan.errors, config.flags)
     assert plan.architecture is not None and plan.config is not None
     torch.set_num_threads(threads(config))
     weights = load_weights(plan, config, progress)
@@ -58,7 +58,7 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
 def load_weights(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _silent) -> PlannedWeights:
     """The parameters of the text section over the mapped files. Call `finish` after the last was asked for."""
     if not plan.ok:
-        raise PlanError(plan.model, plan.errors)
+        raise PlanError(plan.model, plan.errors, config.flags)
     bindings = {name: b for name, b in plan.bindings.items() if b.module.spec.section is Section.TEXT}
     names = dict.fromkeys(name for b in bindings.values() for name in b.module.tensors.values())
     device = torch_device(config)

@@ -40,6 +40,12 @@ class EngineConfig:
     prefault: bool = False
     mlock: bool = False
 
+    @property
+    def flags(self) -> str:
+        """What `hadron check` must be given to plan alike, such as ` --kernels triton`."""
+        asked = {"kernels": (self.kernels, "auto"), "device": (self.device, "cpu")}
+        return "".join(f" --{name} {value}" for name, (value, usual) in asked.items() if value != usual)
+
     def __post_init__(self) -> None:
         choices = {
             "kernels": KERNELS, "dtype": DTYPES, "device": DEVICES,

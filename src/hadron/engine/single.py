@@ -42,7 +42,7 @@ def linear(
     )
     plan = make_plan(model, kernels=kernels, device=device)
     if not plan.ok:
-        raise PlanError(plan.model, plan.errors)
+        raise PlanError(plan.model, plan.errors, config.flags)
     name = _parameter(plan, module)
     bindings = {name: plan.bindings[name]}
     mapped = MappedCheckpoint(plan.facts, bindings[name].module.tensors.values())

@@ -66,7 +66,7 @@ class PlannedWeights:
         if bias is not None:
             bias = _part(bias, binding).to(self._device)
         quantize = self._quantize(module, binding.expert)
-        return Linear(weight, _kernel(module), bias=bias, quantize=quantize, threads=self._threads)
+        return Linear(weight, self._kernel(module), bias=bias, quantize=quantize, threads=self._threads)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A plain parameter in its stored dtype; `<name>.bias` is the bias of a norm."""
@@ -126,6 +126,16 @@ class PlannedWeights:
         rows = whole.shape[0] // binding.parts
         return whole.rows(binding.part * rows, (binding.part + 1) * rows)
 
+    def _kernel(self, module: ModulePlan) -> KernelChoice:
+        """The plan's choice where it multiplies by one weight, else its provider's `linear`.
+
+        Emulation takes the reference: native products would round what was quantized once more.
+        """
+        planned = module.kernel
+        if planned is not None and planned.operation == "linear" and not self._declared:
+            return planned
+        return _product(module, "reference" if self._declared or planned is None else planned.provider)
+
     def _quantize(self, module: ModulePlan, expert: int | None) -> Product | None:
         activation = module.activation
         if not self._declared or activation.element is None:
@@ -150,12 +160,8 @@ def _of_expert(tensor: torch.Tensor, expert: int, module: ModulePlan) -> torch.T
     return tensor[expert] if tensor.dim() and tensor.shape[0] == module.shape[0] else tensor
 
 
-def _kernel(module: ModulePlan) -> KernelChoice:
-    """The plan's choice where it multiplies by one weight, else its provider's `linear`."""
-    planned = module.kernel
-    if planned is not None and planned.operation == "linear":
-        return planned
-    choice = select("linear", module.scheme, providers=(planned.provider if planned else "reference",))
+def _product(module: ModulePlan, provider: str) -> KernelChoice:
+    choice = select("linear", module.scheme, providers=(provider,))
     if not isinstance(choice, KernelChoice):
         raise UnsupportedError(
             "No kernel can multiply by a weight",

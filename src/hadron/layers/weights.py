@@ -1,7 +1,7 @@
 """`Weights`: where a layer finds its parameters, by runtime name.
 
 The engine hands layers an implementation that views the mapped checkpoint as its plan says
-(`engine/build.py`); tests hand them one over plain tensors.
+(`engine/weights.py`); tests hand them one over plain tensors.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ MAX_LAYERS = 512
 MAX_EXPERTS = 2048
 
 
+_KINDS: dict[type, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "an object",
+}  # fmt: skip
+
+
 class ConfigReader:
     """Reads one JSON object. `path` is how messages name it (`config.json: text_config`)."""
 
@@ -42,7 +47,7 @@ class ConfigReader:
             bound = "" if minimum is None else f" of at least {minimum:g}"
             bound += "" if maximum is None else f" and at most {maximum:g}"
             self._refuse(
-                "HC201", key, found=repr(value)[:80], accepted=f"a {kind.__name__}{bound}",
+                "HC201", key, found=repr(value)[:80], accepted=_KINDS[kind] + bound,
                 hint="compare with the config.json of the original release",
             )  # fmt: skip
             return None
@@ -53,7 +58,7 @@ class ConfigReader:
         stand_in = {int: max(1, int(minimum or 1)), float: 1.0, bool: False, str: "", list: [], dict: {}}[kind]
         if self.values.get(key) is None:
             self._refuse(
-                "HC201", key, found="nothing", accepted=f"a {kind.__name__}",
+                "HC201", key, found="nothing", accepted=_KINDS[kind],
                 hint="compare with the config.json of the original release",
             )  # fmt: skip
             return stand_in

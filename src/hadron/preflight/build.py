@@ -29,6 +29,7 @@ from hadron.preflight.memory import plan_memory, tensor_bytes
 from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan
 from hadron.problems import Problem, problem
 from hadron.quantization.scheme import QuantizationScheme
+from hadron.sampling_params import checkpoint_defaults, listed_end_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +104,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
             planner = _Planner(facts, rules, wishes, platform)
             modules = planner.plan(list(module.inventory(config, facts)))
             problems += planner.problems()
+    problems += _side_values(facts)
     findings = PlanFindings(config, modules, facts)
     attention = _attention(config, wishes, platform, problems)
     memory = plan_memory(config, modules, facts, platform, wishes.dtype)
@@ -125,6 +127,19 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
         memory=memory,
         platform=platform,
     )
+
+
+def _side_values(facts: Facts) -> list[Problem]:
+    """Values of `generation_config.json` that cannot be used, and so are not."""
+    _, refused = checkpoint_defaults(facts.generation_config)
+    _, end = listed_end_tokens(facts.generation_config)
+    return [
+        problem(
+            "HC208", f"generation_config.json: {error.where} is ignored", found=error.found, accepted=error.accepted,
+            hint="correct the file, or give the value on the command line", tensors=(error.where,),
+        )
+        for error in (*refused, *([end] if end else ()))
+    ]  # fmt: skip
 
 
 def _family(config: Mapping[str, Any], problems: list[Problem]) -> tuple[str | None, Family | None]:
@@ -252,7 +267,7 @@ class _Planner:
         for spec in self._specs:
             if spec.split is not Split.WHOLE:
                 names.update(dict.fromkeys(_part_names(spec)))
-        self._entries = self.rules.check(names, "quantization_config")
+        self._entries = self.rules.check(names)
 
     def _kernel(self, spec: ModuleSpec, scheme: QuantizationScheme) -> KernelChoice | None:
         operation = OPERATIONS.get(spec.kind)

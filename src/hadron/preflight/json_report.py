@@ -59,13 +59,7 @@ def error_value(model: str | None, error: HadronError) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "model": None if model is None else _text(model),
         "ok": False,
-        "error": {
-            "what": error.what,
-            "where": error.where,
-            "found": error.found,
-            "accepted": error.accepted,
-            "hint": error.hint,
-        },
+        "error": error.parts(),
     }
 
 

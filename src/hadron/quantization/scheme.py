@@ -191,7 +191,7 @@ class Packing(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How one dialect lays out a scheme. Roles of tensors: `weight`, `scale`, `global_scale`,
-    `zero_point`, `input_scale` (see `checkpoint/formats/base.py`).
+    `zero_point`, `input_scale` (see `checkpoint/identify.py`).
 
     packing: see `Packing`. global_scale_divides: the stored global scale (weight and input) is the
     reciprocal of the multiplier. converts: the CPU cannot multiply from it in place; it is

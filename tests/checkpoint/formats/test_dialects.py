@@ -154,6 +154,9 @@ def test_fp8_lists_have_two_names() -> None:
     ("config", "words"),
     [
         (quark(spec("fp3", "per_group")), "global_quant_config.weight: found ('fp3', 'per_group')"),
+        (quark(spec("int4", "per_group", group_size=32), export={"pack_method": "order"}), "pack_method: found 'order'; accepted reorder"),
+        (quark(mx("fp4"), mx("fp4") | {"group_size": 64}), "input_tensors"),
+        (quark(mx("fp4"), mx("fp4") | {"scale_calculation_mode": ["x"]}), "scale_calculation_mode: found ['x']; accepted even, floor or ceil"),
         # unsigned codes would be read as signed ones, off by 16 wherever a code and its zero point straddle 8
         (quark(spec("uint4", "per_group", group_size=128, symmetric=False)), "found ('uint4', 'per_group')"),
         (quark([spec("int8", "per_tensor"), spec("int4", "per_channel")]), "fp4 per_group 16 then fp8_e4m3"),
@@ -196,9 +199,40 @@ def test_an_unknown_key_is_a_note(config: dict[str, Any]) -> None:
     assert "found shiny" in problems[0].message
 
 
+def test_what_is_not_understood_claims_nothing() -> None:
+    rules, _ = parsed({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})
+    claim = rules.claim(P, linear=True)
+    assert claim is not None and not claim.declaration.understood
+    rules, _ = parsed(quark(spec("fp3", "per_group")))
+    assert not names_understood(rules)
+    rules, _ = parsed(groups(args("float", 3, "group")))
+    assert not names_understood(rules)
+
+
+def names_understood(rules: Rules) -> bool:
+    claim = rules.claim(P, linear=True)
+    assert claim is not None
+    return claim.declaration.understood
+
+
+def test_a_group_size_that_the_algorithm_does_not_have_is_a_warning() -> None:
+    for config in (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32},
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {P: {"quant_algo": "NVFP4", "group_size": 32}},
+        },
+    ):
+        _, problems = parsed(config)
+        assert [(p.code, str(p.severity)) for p in problems] == [("HC402", "warning")]
+        assert "group_size: found 32; accepted 16, as NVFP4 has" in problems[0].message
+    assert parsed({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16})[1] == []
+
+
 def test_a_pattern_that_is_no_pattern_is_an_error() -> None:
     rules, _ = parsed(quark(mx("fp4"), exclude=["re:[", "lm_head"]))
-    (bad,) = [p for p in rules.check(["lm_head"], "quantization_config") if p.severity == "error"]
+    (bad,) = [p for p in rules.check(["lm_head"]) if p.severity == "error"]
     assert bad.code == "HC205" and bad.tensors == ("re:[",) and "unterminated" in bad.message
 
 

@@ -40,10 +40,14 @@ class DecidedBy(Struct, frozen=True, gc=False):
 
 
 class Declaration(Struct, frozen=True):
-    """A scheme for weights (None: leave them alone) and one for activations."""
+    """A scheme for weights (None: leave them alone) and one for activations.
+
+    understood: False where the configuration says something that is not known here, and so claims nothing.
+    """
 
     scheme: QuantizationScheme | None
     activation: ActivationScheme = NO_ACTIVATION
+    understood: bool = True
 
 
 class Claim(Struct, frozen=True):
@@ -54,6 +58,7 @@ class Claim(Struct, frozen=True):
 
 
 UNQUANTIZED = Declaration(None)
+UNKNOWN = Declaration(None, understood=False)
 
 
 @dataclass
@@ -62,9 +67,12 @@ class Rules:
 
     name: the dialect. exclude_source: whether its list is called exclude or ignore. layers: entry ->
     declaration, in the order of the configuration. by_type: (entry, declaration) for linear modules.
+    exclude_key, layers_key: where the lists stand, for messages.
     """
 
     name: str
+    exclude_key: str = ""
+    layers_key: str = ""
     exclude: NameMatcher = field(default_factory=lambda: NameMatcher(()))
     exclude_source: Source = Source.EXCLUDE
     layers: dict[str, Declaration] = field(default_factory=dict)
@@ -111,15 +119,15 @@ class Rules:
         declared = {claim.declaration if claim else None for claim in claims}
         return (claims[0], True) if len(declared) == 1 else (None, False)
 
-    def check(self, names: Iterable[str], section: str) -> list[Problem]:
+    def check(self, names: Iterable[str]) -> list[Problem]:
         """Entries that match no module of the checkpoint, and patterns that are not valid."""
         names = tuple(names)
         problems: list[Problem] = []
-        for matcher, key in ((self.exclude, str(self.exclude_source)), (self.layer_names, "layers")):
+        for matcher, key in ((self.exclude, self.exclude_key), (self.layer_names, self.layers_key)):
             if invalid := matcher.invalid:
                 problems.append(
                     problem(
-                        "HC205", f"{section}: {key}: a pattern cannot be used",
+                        "HC205", f"{key}: a pattern cannot be used",
                         found="; ".join(f"{entry} ({why})" for entry, why in invalid[:3]),
                         accepted="regular expressions as in Python", hint="correct the entry",
                         tensors=tuple(entry for entry, _ in invalid),
@@ -131,7 +139,7 @@ class Rules:
             # A pattern is often written for several models; an exact name was meant for this one.
             for entries, severity in ((exact, None), (patterns, Severity.NOTE)):
                 if entries:
-                    problems.append(_unmatched(f"{section}: {key}", entries, len(matcher.entries), severity))
+                    problems.append(_unmatched(key, entries, len(matcher.entries), severity))
         return problems
 
 

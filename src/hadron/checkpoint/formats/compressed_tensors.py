@@ -49,8 +49,11 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
             bad_value(problems, where, group, "an object with targets, weights and input_activations")
             continue
         _check_format(group.get("format"), f"{where}.format", problems)
+        scheme = _weights(group.get("weights"), where, problems)
         declaration = Declaration(
-            _weights(group.get("weights"), where, problems), _inputs(group.get("input_activations"), where, problems)
+            scheme,
+            _inputs(group.get("input_activations"), where, problems),
+            understood=scheme is not None or group.get("weights") is None,
         )
         targets = group.get("targets") or []
         if not isinstance(targets, str | list):
@@ -69,6 +72,8 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
         ignore = []
     return Rules(
         "compressed-tensors",
+        exclude_key=f"{section}.ignore",
+        layers_key=f"{section}.config_groups: targets",
         exclude=NameMatcher(ignore),
         exclude_source=Source.IGNORE,
         layers=layers,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hadron.checkpoint.formats.base import Declaration, Rules, Source, bad_value, unknown_keys
+from hadron.checkpoint.formats.base import UNKNOWN, Declaration, Rules, Source, bad_value, unknown_keys
 from hadron.checkpoint.formats.matching import NameMatcher
 from hadron.problems import Problem
 from hadron.quantization import scheme as s
@@ -42,7 +42,7 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
         declaration = Declaration(s.fp8_block(*block), activation)
     else:
         bad_value(problems, f"{section}.weight_block_size", block, "two positive numbers, rows and columns")
-        declaration = Declaration(None)
+        declaration = UNKNOWN
     key = "modules_to_not_convert" if config.get("modules_to_not_convert") else "ignored_layers"
     listed = config.get(key) or []
     if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
@@ -50,6 +50,7 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
         listed = []
     return Rules(
         "fp8",
+        exclude_key=f"{section}.{key}",
         exclude=NameMatcher(listed, loose=True),
         exclude_source=Source.EXCLUDE if key == "modules_to_not_convert" else Source.IGNORE,
         default=("weight_block_size" if block else "quant_method", declaration),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hadron.checkpoint.formats.base import Declaration, Rules, Source, bad_value, unknown_keys
+from hadron.checkpoint.formats.base import UNKNOWN, Declaration, Rules, Source, bad_value, unknown_keys
 from hadron.checkpoint.formats.matching import NameMatcher
-from hadron.problems import Problem
+from hadron.problems import Problem, problem
 from hadron.quantization import scheme as s
 from hadron.quantization.dtypes import Element
 from hadron.quantization.scheme import ActivationScheme, Granularity
@@ -65,9 +65,12 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
     if not isinstance(excluded, list) or not all(isinstance(entry, str) for entry in excluded):
         bad_value(problems, f"{section}.{key}", excluded, "a list of names and globs")
         excluded = []
+    _check_group_sizes(body, layers, section, problems)
     default = None if mixed else ("quant_algo", _algorithm(algorithm, f"{section}.quant_algo", problems))
     return Rules(
         "modelopt",
+        exclude_key=f"{section}.{key}",
+        layers_key=f"{section}.quantized_layers",
         exclude=NameMatcher(excluded),
         exclude_source=Source.IGNORE if key == "ignore" else Source.EXCLUDE,
         layers=layers,
@@ -76,9 +79,31 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
     )
 
 
+def _check_group_sizes(
+    body: Mapping[str, Any], layers: Mapping[str, Declaration], section: str, problems: list[Problem]
+) -> None:
+    """A stated group size that its algorithm does not have."""
+    stated = {"group_size": (body.get("group_size"), body.get("quant_algo"))}
+    listed = body.get("quantized_layers")
+    for name in layers:
+        layer = listed[name] if isinstance(listed, Mapping) else None
+        if isinstance(layer, Mapping):
+            stated[f"quantized_layers.{name}.group_size"] = (layer.get("group_size"), layer.get("quant_algo"))
+    for where, (size, algorithm) in stated.items():
+        declared = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
+        columns = declared.scheme.columns if declared and declared.scheme else 0
+        if size and columns and declared and declared.scheme and not declared.scheme.rows and size != columns:
+            problems.append(
+                problem(
+                    "HC402", f"{section}.{where}", found=repr(size)[:40], accepted=f"{columns}, as {algorithm} has",
+                    hint="the file decides; correct the configuration for engines that believe it",
+                )
+            )  # fmt: skip
+
+
 def _algorithm(name: Any, where: str, problems: list[Problem]) -> Declaration:
     found = _ALGORITHMS.get(name.upper()) if isinstance(name, str) else None
     if found is None:
         bad_value(problems, where, name, ", ".join([*_ALGORITHMS, "MIXED_PRECISION"]))
-        return Declaration(None)
+        return UNKNOWN
     return found

@@ -8,10 +8,10 @@ File-to-file writes exact names resolved from the checkpoint, in-memory export t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hadron.checkpoint.formats.base import Declaration, Rules, bad_value, unknown_keys
+from hadron.checkpoint.formats.base import UNKNOWN, Declaration, Rules, bad_value, unknown_keys
 from hadron.checkpoint.formats.matching import NameMatcher
 from hadron.problems import Problem
 from hadron.quantization import scheme as s
@@ -40,9 +40,12 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
     if not isinstance(exclude, list) or not all(isinstance(entry, str) for entry in exclude):
         bad_value(problems, f"{section}.exclude", exclude, "a list of names and patterns")
         exclude = []
+    _check_packing(config, (*layers.values(), *types.values()), default, problems)
     linear_types = {entry: d for entry, d in types.items() if entry.rpartition(".")[2] in ("Linear", "nn.Linear")}
     return Rules(
         "quark",
+        exclude_key=f"{section}.exclude",
+        layers_key=f"{section}.layer_quant_config",
         exclude=NameMatcher(exclude, whole_regex=True),
         layers=layers,
         layer_names=NameMatcher(layers, whole_regex=True),
@@ -51,6 +54,18 @@ def parse(config: Mapping[str, Any], problems: list[Problem]) -> Rules | None:
         if default
         else None,
     )
+
+
+def _check_packing(
+    config: Mapping[str, Any], named: Iterable[Declaration], default: Any, problems: list[Problem]
+) -> None:
+    """INT4 words hold their codes in the order `reorder`; file-to-file claims it too, and stores none."""
+    method = export.get("pack_method") if isinstance(export := config.get("export"), Mapping) else None
+    schemes = [declaration.scheme for declaration in named]
+    if isinstance(default, Mapping):
+        schemes.append(_weight(default.get("weight"), "", []))
+    if method not in (None, "reorder") and any(scheme and scheme.element is Element.INT4 for scheme in schemes):
+        bad_value(problems, "quantization_config.export.pack_method", method, "reorder")
 
 
 def _named(config: Any, where: str, problems: list[Problem]) -> dict[str, Declaration]:
@@ -72,12 +87,11 @@ def _named(config: Any, where: str, problems: list[Problem]) -> dict[str, Declar
 def _layer(config: Any, where: str, problems: list[Problem]) -> Declaration:
     if not isinstance(config, Mapping):
         bad_value(problems, where, config, "an object with weight and input_tensors")
-        return Declaration(None)
+        return UNKNOWN
     unknown_keys(config, _LAYER_KEYS, where, problems)
-    return Declaration(
-        _weight(config.get("weight"), f"{where}.weight", problems),
-        _activation(config.get("input_tensors"), f"{where}.input_tensors", problems),
-    )
+    weight = _weight(config.get("weight"), f"{where}.weight", problems)
+    activation = _activation(config.get("input_tensors"), f"{where}.input_tensors", problems)
+    return Declaration(weight, activation, understood=weight is not None or config.get("weight") is None)
 
 
 def _weight(spec: Any, where: str, problems: list[Problem]) -> QuantizationScheme | None:
@@ -145,8 +159,13 @@ def _activation(spec: Any, where: str, problems: list[Problem]) -> ActivationSch
     if len(stages) == 1:
         dtype, qscheme, group = first.get("dtype"), first.get("qscheme"), first.get("group_size")
         mode = first.get("scale_calculation_mode") or "even"
+        if mode not in ("even", "floor", "ceil"):
+            bad_value(problems, f"{where}.scale_calculation_mode", mode, "even, floor or ceil")
+            return s.NO_ACTIVATION
         match dtype, qscheme:
-            case (("fp4" | "fp6_e2m3" | "fp6_e3m2" | "fp8_e4m3"), "per_group") if first.get("scale_format") == "e8m0":
+            case (("fp4" | "fp6_e2m3" | "fp6_e3m2" | "fp8_e4m3"), "per_group") if (
+                first.get("scale_format") == "e8m0" and group == 32
+            ):
                 return ActivationScheme(_MX[dtype], Granularity.GROUP, 32, "e8m0", dynamic, mx_mode=mode)
             case "fp8_e4m3", "per_tensor":
                 return ActivationScheme(Element.E4M3, Granularity.TENSOR, 0, "float", dynamic)

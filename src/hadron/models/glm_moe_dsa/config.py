@@ -120,6 +120,14 @@ def _rope_theta(r: ConfigReader) -> float:
                 "the released models use the default rotary embedding; scaled ones are not implemented",
             )  # fmt: skip
         n.must_equal("partial_rotary_factor", (1.0,), "the whole rotary part is rotated")
+        for name in set(n.values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
+            # Per-layer parameters and factors of scaled types: each would change the angles.
+            if n.values[name] is not None:
+                n.unsupported(
+                    name, n.values[name], ("nothing",), "only one rotary embedding for all layers is implemented"
+                )
+        if (other := n.values.get("rope_theta")) is not None and "rope_theta" in r.values and other != theta:
+            n.invalid("rope_theta", found=repr(other)[:40], accepted=f"{theta:g}, as beside it", hint="state it once")
         theta = n.default("rope_theta", float, theta, minimum=1)
         r.ok = r.ok and n.ok
     return float(theta)
