@@ -96,7 +96,7 @@ def test_the_table_names_the_limit_and_says_how_it_was_measured(capsys: pytest.C
     assert main.run(["bench", "kernels", *options]) == 0
     shown = capsys.readouterr()
     assert "limits here: read " in shown.out
-    assert any(line.split()[:5] == ["linear", "nvfp4", "1", "64", "64"] for line in shown.out.splitlines())
+    assert any(line.split()[:6] == ["cpu.linear", "nvfp4", "64", "->", "64", "1"] for line in shown.out.splitlines())
     assert "cold at M = 1 unless a cache" in shown.out
     assert shown.err == ""  # progress is for terminals
 
@@ -105,7 +105,7 @@ def test_the_table_names_the_limit_and_says_how_it_was_measured(capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--op", "conv"], "'conv'\n  accepted: linear, mlp, moe"),
+        (["--op", "conv"], "'conv'\n  accepted: linear, mlp, moe, kda"),
         (["--scheme", "fp5"], "'fp5'\n  accepted: names that `hadron check` prints"),
         (["--m", "1,x"], "where:    --m\n  found:    '1,x'"),
         (["--m", "0"], "whole numbers above 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from hadron.bench.limits import Limits
 from hadron.bench.measure import Row
 from hadron.bench.profile import Breakdown
 from hadron.bench.weigh import Cost
-from hadron.preflight.report import Line, Role, table
+from hadron.preflight.report import Line, Role
 
 
 class Environment(Struct, frozen=True):
@@ -74,16 +74,16 @@ def lines(report: KernelReport) -> Iterator[Line]:
     yield from environment_lines(report.environment)
     yield Line(limits_text(report.limits))
     yield Line("")
-    head = ("op", "scheme", "m", "n", "k", "ms", "GB/s", "GFLOP/s", "fraction", "of", "from cache", "")
+    head = ("kernel", "scheme", "shape", "m", "ms", "GB/s", "GFLOP/s", "fraction", "of", "from cache")
     rows = [
         (
-            r.op, r.scheme, str(r.m), str(r.n), str(r.k), f"{r.ms:.3f}", f"{r.gbps:.1f}", f"{r.gflops:.0f}",
-            f"{r.fraction:.2f}", LIMIT_NAMES[r.limit], "" if r.warm_gbps is None else f"{r.warm_gbps:.1f} GB/s",
-            r.shape,
+            f"{r.provider}.{r.op}", r.scheme, r.shape or f"{r.k} -> {r.n}", str(r.m), f"{r.ms:.3f}", f"{r.gbps:.1f}",
+            f"{r.gflops:.0f}", f"{r.fraction:.2f}", LIMIT_NAMES[r.limit],
+            "" if r.warm_gbps is None else f"{r.warm_gbps:.1f} GB/s",
         )
         for r in report.rows
     ]  # fmt: skip
-    yield from table(head, "<<>>>>>>><><", rows)
+    yield from table(head, "<<<>>>>><>", rows)
     yield Line("")
     for note in report.notes:
         yield Line(note, Role.DETAIL)
@@ -96,6 +96,14 @@ LIMIT_NAMES = {
     "fp32_gflops": "fp32 peak",
     "int8_gops": "int8 peak",
 }
+
+
+def table(head: Sequence[str], align: str, rows: Sequence[Sequence[str]]) -> Iterator[Line]:
+    """Aligned columns, two spaces apart, as wide as they need; `align` holds `<` or `>` a column."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for number, row in enumerate((head, *rows)):
+        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
+        yield Line("  ".join(cells).rstrip(), Role.PLAIN if number else Role.HEAD)
 
 
 def environment_lines(found: Environment) -> Iterator[Line]:

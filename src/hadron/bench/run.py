@@ -12,6 +12,7 @@ from importlib.metadata import version
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from hadron.bench import attention
 from hadron.bench import kernels as products
 from hadron.bench.kernels import SHORT, Wanted
 from hadron.bench.limits import Arena, Probes
@@ -25,12 +26,13 @@ from hadron.quantization.scheme import parse_scheme
 #: Bytes of weights that copies are spread over, at least.
 ARENA = 1 << 30
 
-OPS = ("linear", "mlp", "moe")
+OPS = ("linear", "mlp", "moe", "kda")
 DEFAULT_OPS = ("linear", "moe")
 _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
     "linear": products.linear_groups,
     "mlp": products.mlp_groups,
     "moe": products.moe_groups,
+    "kda": attention.kda_groups,
 }
 
 
@@ -131,5 +133,6 @@ def environment(threads: int, isa: str) -> Environment:
     cpu = detect("cpu")
     return Environment(
         processor=cpu.description, cores=cpu.cores or 0, threads=threads, isa=isa, system=host.platform(),
-        python=host.python_version(), torch=str(torch.__version__), hadron=version("hadron-llm"), load=os.getloadavg()[0],
+        python=host.python_version(), torch=str(torch.__version__), hadron=version("hadron-llm"),
+        load=os.getloadavg()[0],
     )  # fmt: skip
