@@ -104,13 +104,13 @@ inline float finish(const Weight& w, int64_t row, __m512 acc) {
 }
 
 // Rows with up to kStreamTokens tokens: every code is read, unpacked and used at once.
-template <class Unpack, ScaleShape kShape, int kTokens>
+template <class Unpack, ScaleShape kShape, Deal kDeal, int kTokens>
 void stream(const Weight& w, const uint8_t* const* x, int64_t first, int64_t last, float* const* y) {
     const Unpack unpack(w);
     const int64_t n = chunks(w);
     for (int64_t row = first; row < last; ++row) {
         const uint8_t* codes = w.codes + row * w.row_bytes;
-        Scales<kShape> scales(w, row);
+        Scales<kShape, kDeal> scales(w, row);
         __m512 acc[kTokens];
         for (int t = 0; t < kTokens; ++t) acc[t] = _mm512_setzero_ps();
         for (int64_t c = 0; c < n; ++c) {
@@ -153,13 +153,13 @@ int64_t unpacked_bytes(const Weight& w) {
     return 256 + 64 * scale_vectors(kShape) + (w.zeros ? 64 : 0);
 }
 
-template <class Unpack, ScaleShape kShape>
+template <class Unpack, ScaleShape kShape, Deal kDeal>
 void unpack_rows(const Weight& w, int64_t first, int64_t count, uint8_t* to) {
     const Unpack unpack(w);
     const int64_t n = chunks(w), size = unpacked_bytes<kShape>(w);
     for (int64_t r = 0; r < count; ++r) {
         const uint8_t* codes = w.codes + (first + r) * w.row_bytes;
-        Scales<kShape> scales(w, first + r);
+        Scales<kShape, kDeal> scales(w, first + r);
         for (int64_t c = 0; c < n; ++c) {
             __m512i v[4];
             if (c + 1 < n || w.columns % kChunk == 0) {
@@ -229,13 +229,13 @@ void tile_tokens(const Weight& w, const uint8_t* unpacked, const uint8_t* const*
     }
 }
 
-template <class Unpack, ScaleShape kShape, bool kZeros>
+template <class Unpack, ScaleShape kShape, Deal kDeal, bool kZeros>
 void many(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t first, int64_t last,
           float* const* y, uint8_t* scratch) {
     const int64_t row_size = chunks(w) * unpacked_bytes<kShape>(w);
     for (int64_t from = first; from < last; from += kGroupRows) {
         const int64_t count = last - from < kGroupRows ? last - from : kGroupRows;
-        unpack_rows<Unpack, kShape>(w, from, count, scratch);
+        unpack_rows<Unpack, kShape, kDeal>(w, from, count, scratch);
         for (int64_t t = 0; t < tokens; t += kTileTokens) {
             const int64_t some = tokens - t < kTileTokens ? tokens - t : kTileTokens;
             int64_t r = 0;
@@ -249,42 +249,56 @@ void many(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t firs
     }
 }
 
-template <class Unpack, ScaleShape kShape>
+template <class Unpack, ScaleShape kShape, Deal kDeal = Deal::none>
 void rows_of(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t first, int64_t last,
              float* const* y, uint8_t* scratch) {
     switch (tokens) {
         case 1:
-            return stream<Unpack, kShape, 1>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 1>(w, x, first, last, y);
         case 2:
-            return stream<Unpack, kShape, 2>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 2>(w, x, first, last, y);
         case 3:
-            return stream<Unpack, kShape, 3>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 3>(w, x, first, last, y);
         case 4:
-            return stream<Unpack, kShape, 4>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 4>(w, x, first, last, y);
         case 5:
-            return stream<Unpack, kShape, 5>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 5>(w, x, first, last, y);
         case 6:
-            return stream<Unpack, kShape, 6>(w, x, first, last, y);
+            return stream<Unpack, kShape, kDeal, 6>(w, x, first, last, y);
         default:
             break;
     }
     if (kShape == ScaleShape::lanes && w.zeros)
-        return many<Unpack, kShape, true>(w, x, tokens, first, last, y, scratch);
-    return many<Unpack, kShape, false>(w, x, tokens, first, last, y, scratch);
+        return many<Unpack, kShape, kDeal, true>(w, x, tokens, first, last, y, scratch);
+    return many<Unpack, kShape, kDeal, false>(w, x, tokens, first, last, y, scratch);
+}
+
+// Rows of codes in groups: the two published kinds of scales, and any other.
+template <class Unpack, ScaleShape kShape>
+void rows_in_groups(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t first, int64_t last,
+                    float* const* y, uint8_t* scratch) {
+    switch (deal(w)) {
+        case Deal::e8m0_32:
+            return rows_of<Unpack, kShape, Deal::e8m0_32>(w, x, tokens, first, last, y, scratch);
+        case Deal::e4m3_16:
+            return rows_of<Unpack, kShape, Deal::e4m3_16>(w, x, tokens, first, last, y, scratch);
+        default:
+            return rows_of<Unpack, kShape>(w, x, tokens, first, last, y, scratch);
+    }
 }
 
 template <class Unpack>
 void rows_with(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t first, int64_t last,
                float* const* y, uint8_t* scratch) {
+    constexpr bool kNibbles = Unpack::kBytes == 64;
     switch (scale_shape(w)) {
         case ScaleShape::after:
             return rows_of<Unpack, ScaleShape::after>(w, x, tokens, first, last, y, scratch);
         case ScaleShape::chunk:
             return rows_of<Unpack, ScaleShape::chunk>(w, x, tokens, first, last, y, scratch);
-        case ScaleShape::lanes:
-            return rows_of<Unpack, ScaleShape::lanes>(w, x, tokens, first, last, y, scratch);
-        default:
-            return rows_of<Unpack, ScaleShape::halves>(w, x, tokens, first, last, y, scratch);
+        default:  // the order in which codes unpack decides
+            return rows_in_groups<Unpack, kNibbles ? ScaleShape::lanes : ScaleShape::halves>(
+                w, x, tokens, first, last, y, scratch);
     }
 }
 
