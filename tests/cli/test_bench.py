@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hadron.bench import limits, measure, model, run
+from hadron.bench import attention, limits, measure, model, run
 from hadron.cli import main
 from hadron.errors import CapacityError
 from hadron.kernels.cpu import native
@@ -77,6 +78,34 @@ def test_blocks_count_three_matrices_and_experts_those_that_are_taken(capsys: py
 
 
 @built
+def test_attention_counts_what_it_reads_and_multiplies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attention, "CONTEXT", 256)
+    monkeypatch.setattr(attention, "SELECTED", 32)
+    monkeypatch.setattr(attention, "POOLS", 512)
+    whole, alone, indexer = kernels(capsys, "--op", "mla,indexer", "--m", "2")["rows"]
+    for row, size in ((whole, 256), (alone, 16)):
+        weights = 64 * 2 * size * 512 * 2
+        assert row["gbps"] == pytest.approx((weights + 2 * 32 * 512 * 2) / row["ms"] / 1e6)
+        work = 2 * 2 * 64 * (2 * 32 * 512 + 2 * size * 512)
+        assert row["gflops"] == pytest.approx(work / row["ms"] / 1e6)
+    assert indexer["gbps"] == pytest.approx(512 * 128 * 2 / indexer["ms"] / 1e6)
+    assert indexer["gflops"] == pytest.approx(2 * 2 * 512 * 32 * 128 / indexer["ms"] / 1e6)
+
+
+@built
+def test_a_recurrence_reads_and_writes_its_state(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attention, "KDA", replace(attention.KDA, heads=2, head_dim=32))
+    (row,) = kernels(capsys, "--op", "kda", "--m", "1")["rows"]
+    assert row["gbps"] == pytest.approx(2 * 4 * 2 * 32 * 32 / row["ms"] / 1e6)
+    assert row["limit"] in ("update_gbps", "fp32_gflops")
+    assert row["shape"] == "2 heads of 32 x 32"
+
+
+@built
 def test_every_level_is_held_against_peaks_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for level in native.levels():
         found = kernels(
@@ -105,7 +134,7 @@ def test_the_table_names_the_limit_and_says_how_it_was_measured(capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--op", "conv"], "'conv'\n  accepted: linear, mlp, moe, kda"),
+        (["--op", "conv"], "'conv'\n  accepted: linear, mlp, moe, kda, mla, indexer"),
         (["--scheme", "fp5"], "'fp5'\n  accepted: names that `hadron check` prints"),
         (["--m", "1,x"], "where:    --m\n  found:    '1,x'"),
         (["--m", "0"], "whole numbers above 0"),

@@ -26,13 +26,15 @@ from hadron.quantization.scheme import parse_scheme
 #: Bytes of weights that copies are spread over, at least.
 ARENA = 1 << 30
 
-OPS = ("linear", "mlp", "moe", "kda")
+OPS = ("linear", "mlp", "moe", "kda", "mla", "indexer")
 DEFAULT_OPS = ("linear", "moe")
 _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
     "linear": products.linear_groups,
     "mlp": products.mlp_groups,
     "moe": products.moe_groups,
     "kda": attention.kda_groups,
+    "mla": attention.mla_groups,
+    "indexer": attention.indexer_groups,
 }
 
 
