@@ -63,11 +63,6 @@ class ForwardBatch:
             total += length
         return tuple(ends)
 
-    @property
-    def last_rows(self) -> torch.Tensor:
-        """int64 [requests]: the row of each request's last token."""
-        return torch.tensor([end - 1 for _, end in self.ranges], device=self.token_ids.device)
-
     def check_stamps(self) -> None:
         """Assert that every state has seen exactly its request's context."""
         for slot, context in zip(self.state_slots, self.context_lens, strict=True):

@@ -69,7 +69,7 @@ class ModuleSpec(Struct, frozen=True, gc=False):
     provides: the runtime parameters it fills: names as in the vendors' checkpoints but without the
     tower's prefix (`layers.3.mlp.gate_proj`); for `EXPERTS`, patterns with `{e}` for the expert.
     bare: the tensor has no `.weight` suffix. bias: a `.bias` [shape[0]] belongs to it.
-    optional: may be absent without being missing. keep_float32: see `preflight` HC307.
+    keep_float32: see `preflight` HC307.
     """
 
     name: str
@@ -80,7 +80,6 @@ class ModuleSpec(Struct, frozen=True, gc=False):
     split: Split = Split.WHOLE
     bare: bool = False
     bias: bool = False
-    optional: bool = False
     keep_float32: bool = False
 
 
