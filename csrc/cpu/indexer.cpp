@@ -113,15 +113,12 @@ class Scorer {
 
     void query(const uint8_t* q, Plain type, const float* weights) {
         ops_.widen(q, type, heads_ * cache_.size, query_);
-        // 1/sqrt(size) may as well come after the ReLU.
-        const float factor =
-            1.0f / std::sqrt(static_cast<float>(heads_)) / std::sqrt(static_cast<float>(cache_.size));
+        // 1/sqrt(size) and 1/sqrt(heads) are left out: they order nothing, and would round ties apart.
         for (int64_t g = 0; g < groups_; ++g) {
             const int64_t first = g * kGroup, some = std::min(kGroup, heads_ - first);
             row_.pack_queries(query_ + first * cache_.size, cache_.size, some, cache_.size,
                               queries_ + g * stride_);
-            for (int64_t i = 0; i < kGroup; ++i)
-                weights_[first + i] = i < some ? weights[first + i] * factor : 0.0f;
+            for (int64_t i = 0; i < kGroup; ++i) weights_[first + i] = i < some ? weights[first + i] : 0.0f;
         }
     }
 

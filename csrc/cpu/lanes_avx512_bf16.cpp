@@ -210,14 +210,14 @@ void score(const float* s, int64_t count, const float* weights, bool add, float*
 }
 
 // A row of packed codes as float32 in unpacking order: vector, then word of a lane, then lane.
-template <class Unpack, ScaleShape kShape>
+template <class Unpack, ScaleShape kShape, Deal kDeal>
 class Expand {
   public:
     explicit Expand(const Weight& w) : w_(w), unpack_(w), chunks_((w.columns + kChunk - 1) / kChunk) {}
 
     void operator()(int64_t row, float* out) const {
         const uint8_t* codes = w_.codes + row * w_.row_bytes;
-        Scales<kShape> scales(w_, row);
+        Scales<kShape, kDeal> scales(w_, row);
         const __m512 of_row = _mm512_set1_ps(row_scale(w_, row));
         const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
         for (int64_t c = 0; c < chunks_; ++c) {
@@ -266,13 +266,13 @@ inline int64_t unpacked_column(Order order, int64_t place) {
     }
 }
 
-template <class Unpack, ScaleShape kShape>
+template <class Unpack, ScaleShape kShape, Deal kDeal = Deal::none>
 void absorb_as(const Weight& w, int64_t first, int64_t count, const float* const* q, int64_t tokens,
                float* const* out, uint8_t* scratch) {
     const int64_t columns = portable::absorb_columns(w);
     auto* rows = reinterpret_cast<float*>(scratch);
     float* sums_of = rows + portable::kRowsTogether * columns;
-    const Expand<Unpack, kShape> expand(w);
+    const Expand<Unpack, kShape, kDeal> expand(w);
     portable::absorb_with(expand, first, count, columns, q, tokens, rows, sums_of);
     const Order order = unpack_order(w);
     for (int64_t place = 0; place < columns; ++place) {
@@ -285,6 +285,18 @@ void absorb_as(const Weight& w, int64_t first, int64_t count, const float* const
 using Absorb = void (*)(const Weight&, int64_t, int64_t, const float* const*, int64_t, float* const*,
                         uint8_t*);
 
+template <class Unpack, ScaleShape kShape>
+Absorb absorb_by_deal(const Weight& w) {
+    switch (deal(w)) {
+        case Deal::e8m0_32:
+            return absorb_as<Unpack, kShape, Deal::e8m0_32>;
+        case Deal::e4m3_16:
+            return absorb_as<Unpack, kShape, Deal::e4m3_16>;
+        default:
+            return absorb_as<Unpack, kShape>;
+    }
+}
+
 template <class Unpack>
 Absorb absorb_by_scales(const Weight& w) {
     switch (scale_shape(w)) {
@@ -293,9 +305,9 @@ Absorb absorb_by_scales(const Weight& w) {
         case ScaleShape::chunk:
             return absorb_as<Unpack, ScaleShape::chunk>;
         case ScaleShape::lanes:
-            return absorb_as<Unpack, ScaleShape::lanes>;
+            return absorb_by_deal<Unpack, ScaleShape::lanes>(w);
         default:
-            return absorb_as<Unpack, ScaleShape::halves>;
+            return absorb_by_deal<Unpack, ScaleShape::halves>(w);
     }
 }
 
