@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,9 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import bars
     import full_width
+    import models
 
-    return SimpleNamespace(bars=bars, full_width=full_width)
+    return SimpleNamespace(bars=bars, full_width=full_width, models=models)
 
 
 def row(**changes: object) -> SimpleNamespace:
@@ -70,6 +72,39 @@ def test_a_row_meets_its_bar_or_misses_it(scripts: Any, changes: dict[str, objec
 
 def test_rows_without_a_bar_are_left_out(scripts: Any) -> None:
     assert list(scripts.bars.verdicts([row(m=3), row(scheme="int4_channel"), row(op="mlp")])) == []
+
+
+@pytest.mark.parametrize(
+    ("fraction", "calls", "far", "met"),
+    [
+        (0.75, 12.0, 134.0, [True, True, True]),
+        (0.74, 12.1, 135.0, [False, False, False]),
+    ],
+)
+def test_a_model_meets_its_bars_or_misses_them(
+    scripts: Any, tmp_path: Path, fraction: float, calls: float, far: float, met: list[bool]
+) -> None:
+    """One full indexer of two layers, keys of 128 bfloat16, no pools: 67.1 MB behind 256 k, 4.19 ms at 16 GB/s."""
+    config = {"num_hidden_layers": 2, "indexer_types": ["full", "shared", "full"], "index_head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert scripts.models.indexer_bytes(tmp_path, 1 << 18) == 256 << 18
+    profile = SimpleNamespace(native_calls_a_layer=calls)
+    steps = [
+        SimpleNamespace(context=context, ms=ms, fraction=fraction, limit_value=16.0, profile=profile)
+        for context, ms in ((1024, 99.0), (4096, 100.0), (1 << 18, far))
+    ]
+    found = scripts.models.judge(tmp_path, SimpleNamespace(steps=steps))
+    assert [good for *_, good in found] == met
+    assert found[2][1] == pytest.approx((far - (256 << 18) / 16e6) / 100)
+
+
+def test_keys_of_pools_are_fewer(scripts: Any, tmp_path: Path) -> None:
+    text = {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["deepseek_sparse_attention"],
+        "index_kpool": 4, "index_head_dim": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+    assert scripts.models.indexer_bytes(tmp_path, 4096) == 1024 * 256
 
 
 def test_layers_fill_the_budget(scripts: Any) -> None:
