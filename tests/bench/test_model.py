@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hadron.bench.weigh import token_cost
 from hadron.cache.spec import cache_spec
 from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
+from hadron.errors import CheckpointError, UsageError
 from hadron.kernels.cpu import native
 from hadron.preflight.build import make_plan
 from tests.conftest import DATA
@@ -98,7 +100,13 @@ def test_a_report_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    from hadron.errors import CheckpointError
-
     with pytest.raises(CheckpointError):
         measure(tmp_path, EngineConfig(), Asked())
+
+
+def test_a_checkpoint_on_the_hub_must_be_fetched_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(make_plan(str(DATA / "glm52-fp8-block")), root=None)
+    monkeypatch.setattr(model, "make_plan", lambda *arguments, **named: plan)
+    with pytest.raises(UsageError, match="Only a checkpoint on this machine can be measured") as refused:
+        measure("org/name", EngineConfig(), Asked())
+    assert refused.value.hint == "fetch it with `hf download org/name`, and give the folder that it prints"

@@ -78,6 +78,27 @@ def test_what_a_function_binds_is_timed_as_its_operation() -> None:
     assert (share.name, share.calls, share.ms) == ("mlp", 1.0, pytest.approx(500))
 
 
+def test_methods_of_what_a_kernel_bound_are_timed_too() -> None:
+    clock = Clock()
+
+    class Attention:
+        width = 7
+
+        def sparse(self, seconds: float) -> float:
+            clock.now += seconds
+            return seconds
+
+    Attention.__module__ = "hadron.kernels.cpu.mla"
+    profile = Profile(clock)
+    bound = profile.operation("mla", Attention)()
+    assert bound.width == 7
+    with profile.step():
+        assert bound.sparse(0.25) == 0.25
+        clock.now += 0.75
+    found = profile.breakdown(layers=1)
+    assert [(s.name, s.calls, s.share) for s in found.operations] == [("mla", 1.0, pytest.approx(0.25))]
+
+
 def test_an_error_leaves_the_account_straight() -> None:
     clock = Clock()
     profile = Profile(clock)

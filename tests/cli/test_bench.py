@@ -106,6 +106,18 @@ def test_a_recurrence_reads_and_writes_its_state(
 
 
 @built
+def test_progress_ends_at_the_number_of_rows() -> None:
+    seen: list[tuple[int, int]] = []
+    asked = run.Asked(
+        ops=("linear", "moe", "kda"), schemes=("bf16", "mxfp4"), ms=(1, 2), shape=(32, 64), experts=8, threads=1, rounds=1
+    )  # fmt: skip
+    report = run.kernels(asked, lambda *at: seen.append(at))
+    assert [total for _, total in seen] == [10] * 5
+    assert [done for done, _ in seen] == [2, 4, 6, 8, 10]
+    assert len(report.rows) == 10
+
+
+@built
 def test_every_level_is_held_against_peaks_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for level in native.levels():
         found = kernels(

@@ -27,7 +27,7 @@ from hadron.cache.spec import CacheSpec, cache_spec
 from hadron.cache.states import States
 from hadron.engine.build import build_model, threads
 from hadron.engine.config import EngineConfig
-from hadron.errors import CapacityError
+from hadron.errors import CapacityError, UsageError
 from hadron.models.language_model import LanguageModel
 from hadron.preflight.build import make_plan
 
@@ -110,6 +110,14 @@ def measure(
 ) -> ModelReport:
     """Load and time. Errors of a plan, a build or too small a memory are the usual ones."""
     plan = make_plan(model, kernels=config.kernels, device=config.device, dtype=config.dtype)
+    if plan.root is None:
+        raise UsageError(
+            "Only a checkpoint on this machine can be measured",
+            where=str(model),
+            found="the name of one on the Hub",
+            accepted="a folder",
+            hint=f"fetch it with `hf download {model}`, and give the folder that it prints",
+        )
     profile = Profile(clock)
     with level_of(isa) as level, profile.installed():
         built = build_model(plan, config)

@@ -7,6 +7,7 @@ an operation's own: what it spends in another one (a product within `moe`) count
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,11 +97,17 @@ class Profile:
                     took = self._clock() - begin
                     _add(self._operations, name, took - self._inner.pop())
                     self._inner[-1] += took
-            if callable(result) and not isinstance(result, torch.Tensor | type):
-                return self.operation(name, result)
-            return result
+            return self._bound(name, result)
 
         return timed
+
+    def _bound(self, name: str, result: Any) -> Any:
+        """What an operation bound, timed in its turn: a function, or an object whose methods are called."""
+        if type(result).__module__.startswith("hadron.kernels."):
+            return _Timed(name, result, self)
+        if callable(result) and not isinstance(result, torch.Tensor | type):
+            return self.operation(name, result)
+        return result
 
     def native_call(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of the extension, timed."""
@@ -147,6 +154,22 @@ class Profile:
             native_calls_a_layer=calls / layers,
             native_share=sum(share.share for share in natives),
         )
+
+
+class _Timed:
+    """An object that a kernel bound, with its methods timed."""
+
+    def __init__(self, name: str, bound: Any, profile: Profile) -> None:
+        self._name = name
+        self._object = bound
+        self._profile = profile
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._profile.operation(self._name, self._object)(*arguments, **named)
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(self._object, attribute)
+        return self._profile.operation(self._name, value) if inspect.ismethod(value) else value
 
 
 class _Counted:

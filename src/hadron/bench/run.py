@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform as host
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -35,6 +35,15 @@ _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
     "kda": attention.kda_groups,
     "mla": attention.mla_groups,
     "indexer": attention.indexer_groups,
+}
+#: operation -> its usual schemes, shapes and numbers of tokens
+_USUAL: dict[str, tuple[Sequence[object], Sequence[object], Sequence[int]]] = {
+    "linear": (products.SCHEMES, products.LINEAR_SHAPES, products.LINEAR_M),
+    "mlp": (products.SCHEMES, products.MLP_SHAPES, products.LINEAR_M),
+    "moe": (products.MOE_SCHEMES, products.MOE_SHAPES, products.MOE_M),
+    "kda": (("f32",), (attention.KDA,), attention.KDA_M),
+    "mla": (("bf16",), attention.MLA_SIZES, attention.MLA_M),
+    "indexer": (("bf16",), (attention.POOLS,), attention.INDEXER_M),
 }
 
 
@@ -104,7 +113,8 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
         rows: list[Row] = []
         for op in asked.ops:
             for group in _GROUPS[op](wanted, arena):
-                rows += measure(group, probes, threads=threads, isa=isa, rounds=asked.rounds, progress=progress)
+                rows += measure(group, probes, threads=threads, isa=isa, rounds=asked.rounds)
+                progress(len(rows), _count(asked.ops, wanted))
         limits = probes.summary()
     notes = [
         f"Weights come from {arena.size / 1e9:.2f} GB of copies taken in turn, 8 bytes off a cache line, in 4 KiB "
@@ -114,6 +124,18 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
         "from cache: the same call on one copy again and again.",
     ]
     return KernelReport(environment(threads, isa), limits, rows, notes)
+
+
+def _count(ops: tuple[str, ...], wanted: Wanted) -> int:
+    """How many rows there will be."""
+    rows = 0
+    for op in ops:
+        schemes, shapes, ms = _USUAL[op]
+        by_weight = op in ("linear", "mlp", "moe")  # the others have sizes of their own
+        schemes = wanted.schemes or schemes if by_weight else schemes
+        shapes = wanted.shapes or shapes if by_weight else shapes
+        rows += len(schemes) * len(shapes) * len(wanted.ms or ms)
+    return rows
 
 
 def fitting(size: int) -> int:

@@ -156,7 +156,7 @@ def _model_options(function: F) -> F:
 def decode(contexts: str, steps: int | None, as_json: bool, **how: Any) -> int:
     """Time steps of one token of MODEL, at each length of the context.
 
-    MODEL is a folder with a checkpoint, or the name of one on the Hub.
+    MODEL is a folder with a checkpoint.
 
     \b
     Example:
@@ -172,7 +172,7 @@ def decode(contexts: str, steps: int | None, as_json: bool, **how: Any) -> int:
 def prefill(tokens: str, context: int, steps: int | None, as_json: bool, **how: Any) -> int:
     """Time steps of many tokens of MODEL, as prompts take them.
 
-    MODEL is a folder with a checkpoint, or the name of one on the Hub.
+    MODEL is a folder with a checkpoint.
 
     \b
     Example:
