@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from hadron.kernels.catalog import Catalog, Kernel
+from hadron.kernels.select import CATALOGS, select
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan
-from tests.conftest import checkpoint_names
+from hadron.quantization.dtypes import Element
+from tests.conftest import DATA, checkpoint_names
 from tests.tiny.draft import Draft
 
 #: the set's words for its formats, and the scheme each is (its README says so)
@@ -69,6 +72,21 @@ def test_layers_towers_and_the_mtp_layer_are_seen(checkpoints: Path, name: str) 
     assert plan.vision_present == name.startswith("glm53f")
     assert plan.attention.backend == "reference" and plan.attention.prefill_path == "mqa"
     assert plan.family == ("glm5_next" if name.startswith("glm53f") else "glm_moe_dsa")
+
+
+def test_attention_runs_where_every_kv_b_proj_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native backend reads `kv_b_proj` as it is stored; where one of them cannot be, the reference attends."""
+    rows = (Kernel("mla", "toy.mla", (Element.E4M3,)),)
+    monkeypatch.setitem(CATALOGS, "cpu", Catalog("cpu", rows, completed_by="reference"))
+    select.cache_clear()
+    try:
+        quantized = make_plan(DATA / "glm52-quark-mxfp4-attnptpc").attention
+        mixed = make_plan(DATA / "glm53f-modelopt-nvfp4").attention
+    finally:
+        select.cache_clear()
+    assert quantized.backend == "cpu"
+    assert mixed.backend == "reference"
+    assert mixed.reasons[0] == "cpu needs the mla kernels of cpu, not of reference"
 
 
 def schemes(plan: LoadPlan) -> dict[str, str]:

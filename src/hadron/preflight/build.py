@@ -28,7 +28,7 @@ from hadron.preflight.findings import PlanFindings
 from hadron.preflight.memory import plan_memory, tensor_bytes
 from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan
 from hadron.problems import Problem, problem
-from hadron.quantization.scheme import QuantizationScheme
+from hadron.quantization.scheme import BF16, QuantizationScheme
 from hadron.sampling_params import checkpoint_defaults, listed_end_tokens
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
             problems += planner.problems()
     problems += _side_values(facts)
     findings = PlanFindings(config, modules, facts)
-    attention = _attention(config, wishes, platform, problems)
+    attention = _attention(config, modules, wishes, platform, problems)
     memory = plan_memory(config, modules, facts, platform, wishes.dtype)
     mtp = findings.mtp()
     problems += findings.problems(mtp, memory, platform)
@@ -197,7 +197,11 @@ def _rules(facts: Facts, problems: list[Problem]) -> Rules:
 
 
 def _attention(
-    config: FamilyConfig | None, wishes: Wishes, platform: Platform, problems: list[Problem]
+    config: FamilyConfig | None,
+    modules: list[ModulePlan],
+    wishes: Wishes,
+    platform: Platform,
+    problems: list[Problem],
 ) -> AttentionPlan:
     if config is None:
         return AttentionPlan(None, None, ("the configuration could not be read",))
@@ -205,11 +209,9 @@ def _attention(
     budget = selection_budget(
         indexer.topk, pooled=indexer.pooled, pool=indexer.pool, always_select_tail=indexer.always_select_tail
     )
-    asked = kernels_select.providers(wishes.kernels, platform.providers)
-    mla = kernels_select.select("mla", providers=asked)
     needs = AttentionNeeds(
         platform=platform.name, sparse=True, cache_dtype=wishes.dtype, speculative=False, selection_budget=budget,
-        kernels="none" if isinstance(mla, Refusal) else mla.provider,
+        kernels=_mla_kernels(modules, kernels_select.providers(wishes.kernels, platform.providers)),
     )  # fmt: skip
     choice = select(needs, prefill=wishes.mla_prefill)
     if choice.backend is None:
@@ -220,6 +222,14 @@ def _attention(
             )
         )  # fmt: skip
     return AttentionPlan(choice.backend, choice.prefill_path, choice.reasons)
+
+
+def _mla_kernels(modules: list[ModulePlan], asked: tuple[str, ...]) -> str:
+    """The provider of `mla` that reads every `kv_b_proj`; `none` where there is none."""
+    schemes = {module.scheme for module in modules if module.name.endswith(".kv_b_proj")}
+    found = {kernels_select.select("mla", scheme, providers=asked) for scheme in schemes or {BF16}}
+    names = {"none" if isinstance(choice, Refusal) else choice.provider for choice in found}
+    return names.pop() if len(names) == 1 else "reference"
 
 
 class _Planner:
