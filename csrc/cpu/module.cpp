@@ -19,6 +19,12 @@ namespace nb = nanobind;
 using namespace hadron;
 
 void bind_probes(nb::module_& m);
+void bind_norm(nb::module_& m);
+void bind_rope(nb::module_& m);
+void bind_embedding(nb::module_& m);
+void bind_hyper_connection(nb::module_& m);
+void bind_router(nb::module_& m);
+void bind_kda(nb::module_& m);
 void bind_indexer(nb::module_& m);
 void bind_mla(nb::module_& m);
 
@@ -134,6 +140,12 @@ NB_MODULE(_native, m) {
                   chosen, at<const float>(weights), tokens, top_k, hidden, at<float>(y), threads);
           });
     bind_probes(m);
+    bind_norm(m);
+    bind_rope(m);
+    bind_embedding(m);
+    bind_hyper_connection(m);
+    bind_router(m);
+    bind_kda(m);
     bind_indexer(m);
     bind_mla(m);
     m.def("dequantize", [](const LevelHandle& l, const Weight& w, uintptr_t out) {

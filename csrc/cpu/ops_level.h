@@ -26,7 +26,9 @@ enum class Plain : uint8_t { f32, bf16, f16 };
 struct Floats {
     const uint8_t* data;
     Plain type;
-    [[gnu::always_inline]] const uint8_t* from(int64_t index) const { return data + index * plain_bytes(type); }
+    [[gnu::always_inline]] const uint8_t* from(int64_t index) const {
+        return data + index * plain_bytes(type);
+    }
 };
 
 // Sizes of a hyper-connection site.
@@ -84,8 +86,8 @@ struct SmallOps {
     // Factor 1 / sqrt(mean(x^2) + eps).
     float (*rms_factor)(const float* x, int64_t n, float eps);
     // The products of a token, times `factor`, become pre, post [m] and comb [m, m].
-    void (*mixes)(const float* products, float factor, const float* base, const float* scale, const HyperSizes&,
-                  float* pre, float* post, float* comb);
+    void (*mixes)(const float* products, float factor, const float* base, const float* scale,
+                  const HyperSizes&, float* pre, float* post, float* comb);
     // out[h] = sum of pre[i] * streams[i][h], columns [first, last).
     void (*collapse)(const float* streams, const float* pre, const HyperSizes&, int64_t first, int64_t last,
                      float* out);

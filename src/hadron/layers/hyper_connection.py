@@ -30,14 +30,12 @@ class HyperConnection:
         self.base = weights.tensor(prefix + "_base")
         self.scale = weights.tensor(prefix + "_scale")
         self.dims = dims
-        self._mixes = kernels.function("hyper_connection", "mixes")
-        self._collapse = kernels.function("hyper_connection", "collapse")
+        self._enter = kernels.function("hyper_connection", "enter")
         self._spread = kernels.function("hyper_connection", "spread")
 
     def __call__(self, streams: torch.Tensor) -> Site:
         """streams float32 [tokens, m, hidden]."""
-        pre, post, comb = self._mixes(streams, self.fn, self.base, self.scale, self.dims)
-        return Site(self._collapse(streams, pre), post, comb)
+        return Site(*self._enter(streams, self.fn, self.base, self.scale, self.dims))
 
     def spread(self, output: torch.Tensor, site: Site, streams: torch.Tensor) -> torch.Tensor:
         """output [tokens, hidden] of the block, the streams it was computed from -> the next streams."""

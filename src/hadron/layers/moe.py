@@ -20,21 +20,19 @@ class Moe:
     def __init__(self, prefix: str, dims: MoeDimensions, weights: Weights, kernels: Provider | None = None) -> None:
         kernels = kernels or Provider()
         self.dims = dims
-        self._gate = weights.linear(f"{prefix}.gate")
-        self._bias = weights.tensor(f"{prefix}.gate.e_score_correction_bias")
+        gate, bias = weights.linear(f"{prefix}.gate"), weights.tensor(f"{prefix}.gate.e_score_correction_bias")
         expert = MlpDimensions(dims.hidden, dims.intermediate, dims.limit)
         self._experts = [Mlp(f"{prefix}.experts.{e}", expert, weights, kernels) for e in range(dims.experts)]
         self._shared: Mlp | None = None
         if dims.shared_intermediate:
             shared = MlpDimensions(dims.hidden, dims.shared_intermediate, dims.limit)
             self._shared = Mlp(f"{prefix}.shared_experts", shared, weights, kernels)
-        self._route = kernels.function("router", "route")
+        self._route = kernels.function("router", "bind")(gate, bias, dims)
         self._moe = kernels.function("moe", "bind")(self._experts, self._shared)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [tokens, hidden] -> ids int64 ascending and weights float32, both [tokens, top_k]; float32 inside."""
-        # Expanded for every step: the routers of a large model in float32 would be the largest copy made at load.
-        ids, weights = self._route(x, self._gate.dequantized(), self._bias, self.dims)
+        ids, weights = self._route(x)
         return ids, weights
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

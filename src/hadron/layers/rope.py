@@ -13,17 +13,18 @@ class Rope:
     def __init__(self, theta: float, interleave: bool, kernels: Provider) -> None:
         self.theta = theta
         self.interleave = interleave
-        self._rotate = kernels.function("rope", "rotate")
+        self._rotate = kernels.function("rope", "rotate_part")
 
     def first(self, x: torch.Tensor, size: int, positions: torch.Tensor) -> torch.Tensor:
         """x [tokens, ..., n] with its first `size` elements rotated by positions int64 [tokens]."""
-        if not size:
-            return x
-        return torch.cat([self._rotate(x[..., :size], positions, self.theta, self.interleave), x[..., size:]], dim=-1)
+        return self._part(x, 0, size, positions)
 
     def last(self, x: torch.Tensor, size: int, positions: torch.Tensor) -> torch.Tensor:
         """x [tokens, ..., n] with its last `size` elements rotated by positions int64 [tokens]."""
+        return self._part(x, x.shape[-1] - size, size, positions)
+
+    def _part(self, x: torch.Tensor, start: int, size: int, positions: torch.Tensor) -> torch.Tensor:
         if not size:
             return x
-        rotated = self._rotate(x[..., -size:], positions, self.theta, self.interleave)
-        return torch.cat([x[..., :-size], rotated], dim=-1)
+        out: torch.Tensor = self._rotate(x, start, size, positions, self.theta, self.interleave)
+        return out

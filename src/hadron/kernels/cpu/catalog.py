@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hadron.kernels.catalog import Catalog, Kernel
+from hadron.kernels.catalog import PLAIN_ELEMENTS, Catalog, Kernel
+from hadron.quantization.dtypes import Element
+
+#: what `csrc/cpu/formats.h` reads; a new element has no native kernel until it is listed here
+_READS = (
+    Element.F32, Element.F16, Element.BF16, Element.E4M3, Element.E2M1, Element.E2M3, Element.E3M2, Element.INT8,
+    Element.INT4,
+)  # fmt: skip
 
 _ROWS = (
-    Kernel("linear", "hadron.kernels.cpu.linear.bind"),
-    Kernel("mlp", "hadron.kernels.cpu.mlp.bind"),
-    Kernel("moe", "hadron.kernels.cpu.moe.bind"),
+    Kernel("linear", "hadron.kernels.cpu.linear.bind", _READS),
+    Kernel("mlp", "hadron.kernels.cpu.mlp.bind", _READS),
+    Kernel("moe", "hadron.kernels.cpu.moe.bind", _READS),
     Kernel("lm_head", "hadron.kernels.cpu.lm_head"),
-    Kernel("mla", "hadron.kernels.cpu.mla"),
+    Kernel("router", "hadron.kernels.cpu.router.bind"),
+    Kernel("mla", "hadron.kernels.cpu.mla", _READS),
     Kernel("indexer", "hadron.kernels.cpu.indexer"),
+    Kernel("kda", "hadron.kernels.cpu.kda.bind"),
+    Kernel("hyper_connection", "hadron.kernels.cpu.hyper_connection"),
+    Kernel("norm", "hadron.kernels.cpu.norm", PLAIN_ELEMENTS),
+    Kernel("rope", "hadron.kernels.cpu.rope"),
+    Kernel("embedding", "hadron.kernels.cpu.embedding", PLAIN_ELEMENTS),
 )
 
 CATALOG = (
     Catalog("cpu", _ROWS, completed_by="reference")
     if find_spec("hadron.kernels.cpu._native") is not None
-    else Catalog("cpu", absent="this build has no native CPU kernels (no compiler, or HADRON_SKIP_NATIVE was set)")
+    else Catalog("cpu", absent="this build has no native CPU kernels (it was installed with HADRON_SKIP_NATIVE)")
 )

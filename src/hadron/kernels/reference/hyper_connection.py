@@ -45,6 +45,14 @@ def mixes(
     return pre, post, comb
 
 
+def enter(
+    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: _HyperConnectionSizes
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`mixes`, with `pre` used up: -> collapsed [tokens, hidden], post [tokens, m], comb [tokens, m, m]."""
+    pre, post, comb = mixes(streams, fn, base, scale, dims)
+    return collapse(streams, pre), post, comb
+
+
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """streams [tokens, m, hidden], pre [tokens, m] -> [tokens, hidden], the block's input."""
     return (pre.unsqueeze(-1) * streams).sum(dim=1)

@@ -9,9 +9,77 @@ Source: Kimi Linear (2025), section 3; transformers 5.23 `glm5_next`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import torch
 
+from hadron.kernels.reference.norm import gated_rms_norm
+
 _L2_EPS = 1e-6  # under the root of the q and k norms, whatever the model's RMS eps
+
+
+class _KdaSizes(Protocol):
+    """What is needed of `KdaDimensions`."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def conv_kernel(self) -> int: ...
+    @property
+    def lower_bound(self) -> float | None: ...
+    @property
+    def norm_eps(self) -> float: ...
+
+
+def bind(
+    convolutions: Sequence[torch.Tensor],
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    norm: torch.Tensor,
+    dims: _KdaSizes,
+) -> Callable[..., torch.Tensor]:
+    """The block of one layer, between its projections, for all requests of a step.
+
+    convolutions: of q, k and v, each [width, kernel], width = heads * head_dim; a_log [heads], dt_bias [width],
+    norm [head_dim]. The block takes q, k, v, forget (raw), gate [tokens, width] and beta (raw) [tokens, heads],
+    in the order q, k, v, forget, beta, gate; then matrices float32 [slots, heads, key, value] and windows
+    [slots, 3 * width, kernel - 1], which it moves in place; then the slot and the number of tokens of each
+    request. -> [tokens, width] in q's dtype.
+    """
+    width, heads = dims.heads * dims.head_dim, (-1, dims.heads, dims.head_dim)
+
+    def block(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        forget: torch.Tensor,
+        beta: torch.Tensor,
+        gate: torch.Tensor,
+        matrices: torch.Tensor,
+        windows: torch.Tensor,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        g = forget_gate(forget.reshape(heads), a_log, dt_bias, dims.lower_bound)
+        weight = beta.float().sigmoid()
+        attended, first = [], 0
+        for slot, length in zip(slots, lengths, strict=True):
+            tokens = slice(first, first + length)
+            first += length
+            convolved = []
+            for i, (part, taps) in enumerate(zip((q, k, v), convolutions, strict=True)):
+                rows = slice(i * width, (i + 1) * width)
+                y, windows[slot, rows] = short_convolution(part[tokens], windows[slot, rows], taps)
+                convolved.append(y.view(heads))
+            query, key, value = convolved
+            out, matrices[slot] = recurrence(query, key, value, g[tokens], weight[tokens], matrices[slot])
+            attended.append(out)
+        return gated_rms_norm(torch.cat(attended), gate.reshape(heads), norm, dims.norm_eps, q.dtype).flatten(1)
+
+    return block
 
 
 def short_convolution(x: torch.Tensor, window: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

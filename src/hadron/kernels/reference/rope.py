@@ -28,3 +28,14 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float, interleave: b
     turned = (first * cos - second * sin, second * cos + first * sin)
     out = torch.stack(turned, dim=-1).flatten(-2) if interleave else torch.cat(turned, dim=-1)
     return out.to(x.dtype)
+
+
+def rotate_part(
+    x: torch.Tensor, start: int, size: int, positions: torch.Tensor, theta: float, interleave: bool
+) -> torch.Tensor:
+    """As `rotate`, of elements start .. start + size - 1; the others stay as they are."""
+    if not size:
+        return x
+    end = start + size
+    turned = rotate(x[..., start:end], positions, theta, interleave)
+    return torch.cat([x[..., :start], turned, x[..., end:]], dim=-1)

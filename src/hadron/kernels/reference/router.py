@@ -7,6 +7,7 @@ else. Source: transformers 5.23 `glm_moe_dsa`, `glm5_next`; DeepSeek-V3, section
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -25,6 +26,24 @@ class _RouterSizes(Protocol):
     def normalize(self) -> bool: ...
     @property
     def scaling(self) -> float: ...
+
+
+class _Gate(Protocol):
+    """The product whose weight [experts, hidden] makes the scores."""
+
+    def dequantized(self) -> torch.Tensor: ...
+
+
+def bind(
+    gate: _Gate, bias: torch.Tensor, dims: _RouterSizes
+) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """`route` for one layer: x [tokens, hidden] -> (ids, weights)."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # Expanded for every step: the routers of a large model in float32 would be the largest copy made at load.
+        return route(x, gate.dequantized(), bias, dims)
+
+    return run
 
 
 def route(

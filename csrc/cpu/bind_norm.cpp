@@ -1,0 +1,60 @@
+// Norms, row by row.
+#include <omp.h>
+
+#include "bind.h"
+#include "ops.h"
+
+namespace nb = nanobind;
+using namespace hadron;
+
+namespace {
+
+// Rows of activations, `stride` bytes apart.
+struct Rows {
+    Floats first;
+    int64_t stride;
+    const uint8_t* row(int64_t i) const { return first.data + i * stride; }
+};
+
+template <class Norm>
+void each_row(const SmallOps& ops, const Rows& x, int64_t rows, int64_t size, uint8_t* out, Plain out_type,
+              int threads, Norm norm) {
+    const int team = team_for(threads, rows * size, rows);
+    const int64_t mine = 2 * lines(size);
+    float* memory = call_memory().floats(team * mine);
+#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t r = 0; r < rows; ++r) {
+        float* row = memory + omp_get_thread_num() * mine;
+        ops.widen(x.row(r), x.first.type, size, row);
+        norm(r, row, row + lines(size));
+        ops.narrow(row, out_type, size, out + r * size * plain_bytes(out_type));
+    }
+}
+
+}  // namespace
+
+void bind_norm(nb::module_& m) {
+    m.def("rms_norm", [](const LevelHandle& l, uintptr_t x, int x_type, int64_t x_stride, uintptr_t gate,
+                         int gate_type, uintptr_t weight, int weight_type, int64_t rows, int64_t size,
+                         float eps, uintptr_t out, int out_type, int threads) {
+        nb::gil_scoped_release release;
+        const SmallOps& ops = small_ops(*l.kernels);
+        const Floats gates = floats_at(gate, gate_type), weights = floats_at(weight, weight_type);
+        each_row(ops, {floats_at(x, x_type), x_stride}, rows, size, at<uint8_t>(out),
+                 static_cast<Plain>(out_type), threads, [&](int64_t r, float* row, float* spare) {
+                     if (gates.data != nullptr) ops.widen(gates.from(r * size), gates.type, size, spare);
+                     ops.rms_norm(row, weights.data != nullptr ? &weights : nullptr,
+                                  gates.data != nullptr ? spare : nullptr, size, eps);
+                 });
+    });
+    m.def("layer_norm", [](const LevelHandle& l, uintptr_t x, int x_type, int64_t x_stride, uintptr_t weight,
+                           int weight_type, uintptr_t bias, int bias_type, int64_t rows, int64_t size,
+                           float eps, uintptr_t out, int out_type, int threads) {
+        nb::gil_scoped_release release;
+        const SmallOps& ops = small_ops(*l.kernels);
+        const Floats weights = floats_at(weight, weight_type), biases = floats_at(bias, bias_type);
+        each_row(ops, {floats_at(x, x_type), x_stride}, rows, size, at<uint8_t>(out),
+                 static_cast<Plain>(out_type), threads,
+                 [&](int64_t, float* row, float*) { ops.layer_norm(row, weights, biases, size, eps); });
+    });
+}

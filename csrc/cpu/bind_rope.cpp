@@ -1,0 +1,64 @@
+// Rotary embedding of a part of every head. Angles are float32 products of position and frequency, as
+// defined; their sine and cosine are computed once a token and serve all of its heads.
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "bind.h"
+#include "ops.h"
+
+namespace nb = nanobind;
+using namespace hadron;
+
+namespace {
+
+// x [tokens, heads, width] with strides in elements; out contiguous. Elements [start, start + size) turn.
+struct Rotation {
+    Floats x;
+    int64_t tokens, heads, width, token_stride, head_stride, start, size;
+    const int64_t* positions;
+    const float* frequencies;  // [size / 2]
+    bool interleave;
+    uint8_t* out;
+};
+
+void rotate(const SmallOps& ops, const Rotation& r, int threads) {
+    const int64_t bytes = plain_bytes(r.x.type), half = r.size / 2, mine = 2 * lines(half) + lines(r.size);
+    const int team = team_for(threads, r.tokens * (r.heads * r.width + 8 * r.size), r.tokens);
+    float* memory = call_memory().floats(team * mine);
+#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t t = 0; t < r.tokens; ++t) {
+        float* cos = memory + omp_get_thread_num() * mine;
+        float* sin = cos + lines(half);
+        float* part = sin + lines(half);
+        for (int64_t i = 0; i < half; ++i) {
+            const float angle = static_cast<float>(r.positions[t]) * r.frequencies[i];
+            cos[i] = std::cos(angle);
+            sin[i] = std::sin(angle);
+        }
+        for (int64_t h = 0; h < r.heads; ++h) {
+            const uint8_t* from = r.x.from(t * r.token_stride + h * r.head_stride);
+            uint8_t* to = r.out + (t * r.heads + h) * r.width * bytes;
+            std::memcpy(to, from, static_cast<size_t>(r.width * bytes));
+            ops.widen(from + r.start * bytes, r.x.type, r.size, part);
+            ops.rotate(part, cos, sin, r.size, r.interleave);
+            ops.narrow(part, r.x.type, r.size, to + r.start * bytes);
+        }
+    }
+}
+
+}  // namespace
+
+void bind_rope(nb::module_& m) {
+    m.def("rotate", [](const LevelHandle& l, uintptr_t x, int type, int64_t tokens, int64_t heads,
+                       int64_t width, int64_t token_stride, int64_t head_stride, int64_t start, int64_t size,
+                       uintptr_t positions, uintptr_t frequencies, bool interleave, uintptr_t out,
+                       int threads) {
+        nb::gil_scoped_release release;
+        rotate(small_ops(*l.kernels),
+               {floats_at(x, type), tokens, heads, width, token_stride, head_stride, start, size,
+                at<const int64_t>(positions), at<const float>(frequencies), interleave, at<uint8_t>(out)},
+               threads);
+    });
+}

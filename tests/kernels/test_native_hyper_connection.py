@@ -1,0 +1,94 @@
+"""Native hyper-connections at every level: against the definition, and bit for bit against themselves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadron.kernels.cpu import hyper_connection as native
+from hadron.kernels.reference import hyper_connection as reference
+from hadron.layers.dimensions import HyperConnectionDimensions
+from tests.kernels.levels import every_level, generator, handle, near, needs_native, unaligned
+
+pytestmark = needs_native
+
+
+def site(m: int, hidden: int, stored: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """fn, base, scale at odd addresses."""
+    g, rows = generator(seed), (2 + m) * m
+    fn = torch.randn(rows, m * hidden, generator=g) * (m * hidden) ** -0.5
+    base, scale = torch.randn(rows, generator=g), torch.rand(3, generator=g) + 0.5
+    return unaligned(fn.to(stored)), unaligned(base.to(stored)), unaligned(scale, 3)
+
+
+def dims(m: int, hidden: int) -> HyperConnectionDimensions:
+    return HyperConnectionDimensions(hidden, m, 20, 1e-6, 1e-6)
+
+
+@every_level
+@pytest.mark.parametrize(("m", "hidden"), [(4, 256), (4, 37), (2, 64), (3, 50), (1, 8)])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_site_equals_its_definition(isa: str, m: int, hidden: int, stored: torch.dtype) -> None:
+    level, d, parameters = handle(isa), dims(m, hidden), site(m, hidden, stored, m)
+    streams = torch.randn(7, m, hidden, generator=generator(1)) * 3
+    for found, expected in zip(
+        (*native.mixes(streams, *parameters, d, level=level), *native.enter(streams, *parameters, d, level=level)),
+        (*reference.mixes(streams, *parameters, d), *reference.enter(streams, *parameters, d)),
+        strict=True,
+    ):
+        near("hyper_connection", found, expected)
+    pre, post, comb = reference.mixes(streams, *parameters, d)
+    near("hyper_connection", native.collapse(streams, pre, level=level), reference.collapse(streams, pre))
+    for dtype in (torch.float32, torch.bfloat16):
+        output = torch.randn(7, hidden, generator=generator(2)).to(dtype)
+        near("hyper_connection", native.spread(output, post, comb, streams, level=level),
+             reference.spread(output, post, comb, streams))  # fmt: skip
+
+
+@every_level
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(isa: str, stored: torch.dtype) -> None:
+    m, hidden = 4, 1100
+    d, parameters = dims(m, hidden), site(m, hidden, stored, 3)
+    streams = torch.randn(130, m, hidden, generator=generator(4))
+    output = torch.randn(130, hidden, generator=generator(5))
+
+    def run(rows: slice, threads: int) -> list[torch.Tensor]:
+        bound = {"threads": threads, "level": handle(isa)}
+        part = streams[rows]
+        collapsed, post, comb = native.enter(part, *parameters, d, **bound)
+        return [collapsed, post, comb, native.spread(output[rows], post, comb, part, **bound)]
+
+    alone = [torch.cat(parts) for parts in zip(*(run(slice(t, t + 1), 1) for t in range(130)), strict=True)]
+    for threads in (1, 2, 3, 4):
+        for batch in (1, 2, 3, 7, 16, 33, 128):
+            for first in (0, 1, 130 - batch):
+                rows = slice(first, first + batch)
+                for found, expected in zip(run(rows, threads), alone, strict=True):
+                    assert torch.equal(found, expected[rows]), (threads, batch, first)
+
+
+@every_level
+def test_nan_reaches_the_blocks_input_and_every_stream(isa: str) -> None:
+    d, parameters = dims(4, 40), site(4, 40, torch.float32, 6)
+    streams = torch.ones(2, 4, 40)
+    streams[1, 2, 5] = math.nan
+    collapsed, post, comb = native.enter(streams, *parameters, d, level=handle(isa))
+    assert not collapsed[0].isnan().any() and collapsed[1].isnan().all()
+    assert post[1].isnan().all() and comb[1].isnan().all()
+    following = native.spread(torch.ones(2, 40), post, comb, streams, level=handle(isa))
+    assert not following[0].isnan().any() and following[1].isnan().all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(m=st.integers(1, 6), hidden=st.integers(1, 90), tokens=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_any_shape(m: int, hidden: int, tokens: int, seed: int) -> None:
+    d, parameters = dims(m, hidden), site(m, hidden, torch.float32, seed)
+    streams = torch.randn(tokens, m, hidden, generator=generator(seed))
+    found = native.enter(streams, *parameters, d, threads=3)
+    for part, expected in zip(found, reference.enter(streams, *parameters, d), strict=True):
+        near("hyper_connection", part, expected)

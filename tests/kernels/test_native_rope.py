@@ -1,0 +1,79 @@
+"""Native rotary embedding at every level, far positions included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadron.kernels.cpu import rope
+from hadron.kernels.reference import rope as reference
+from tests.kernels.levels import every_level, generator, handle, near, needs_native
+
+pytestmark = needs_native
+
+
+@every_level
+@pytest.mark.parametrize("interleave", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(7, 64), (7, 5, 64), (7, 3, 6), (7, 2)])
+def test_a_rotation_equals_its_definition(
+    isa: str, interleave: bool, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(*shape, generator=generator(0)).to(dtype)
+    positions = torch.tensor([0, 1, 63, 4_097, 131_072, 1_000_003, 1_048_575])
+    for theta in (1e4, 8e6):
+        found = rope.rotate(x, positions, theta, interleave, level=handle(isa))
+        expected = reference.rotate(x, positions, theta, interleave)
+        near("rope", found.float(), expected.float()) if dtype is torch.float32 else torch.testing.assert_close(
+            found, expected, rtol=2**-7, atol=2**-7
+        )
+
+
+@every_level
+@pytest.mark.parametrize(("start", "size"), [(0, 64), (128, 64), (10, 20), (0, 0), (0, 192)])
+def test_a_part_is_rotated_and_the_rest_is_copied(isa: str, start: int, size: int) -> None:
+    wide = torch.randn(5, 4, 2, 192, generator=generator(1))
+    for x in (wide[:, :, 0], wide[:, 0, 0], wide[:, 1:3, 1]):
+        positions = torch.tensor([3, 1, 4, 1, 5])
+        found = rope.rotate_part(x, start, size, positions, 1e4, True, level=handle(isa))
+        near("rope", found, reference.rotate_part(x, start, size, positions, 1e4, True))
+        assert torch.equal(found[..., :start], x[..., :start])
+        assert torch.equal(found[..., start + size :], x[..., start + size :])
+
+
+@every_level
+def test_a_token_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(isa: str) -> None:
+    x = torch.randn(129, 16, 192, generator=generator(2))
+    positions = torch.randint(0, 200_000, (129,), generator=generator(3))
+    for threads in (1, 2, 3, 4):
+        bound = {"threads": threads, "level": handle(isa)}
+        alone = torch.cat([
+            rope.rotate_part(x[t : t + 1], 128, 64, positions[t : t + 1], 1e4, False, **bound) for t in range(129)
+        ])  # fmt: skip
+        for batch in (2, 3, 7, 16, 33, 128):
+            rows = slice(1, 1 + batch)
+            assert torch.equal(rope.rotate_part(x[rows], 128, 64, positions[rows], 1e4, False, **bound), alone[rows])
+
+
+@every_level
+def test_nan_stays_in_its_pair(isa: str) -> None:
+    x = torch.ones(1, 8)
+    x[0, 3] = math.nan
+    found = rope.rotate(x, torch.tensor([9]), 1e4, True, level=handle(isa))
+    assert found.isnan().tolist() == [[False, False, True, True, False, False, False, False]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 5), heads=st.integers(1, 4), half=st.integers(1, 40), interleave=st.booleans(),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_shape(tokens: int, heads: int, half: int, interleave: bool, seed: int) -> None:
+    g = generator(seed)
+    x = torch.randn(tokens, heads, 2 * half, generator=g)
+    positions = torch.randint(0, 10_000, (tokens,), generator=g)
+    near("rope", rope.rotate(x, positions, 1e4, interleave), reference.rotate(x, positions, 1e4, interleave))
