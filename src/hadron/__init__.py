@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hadron.batch import Selections
     from hadron.engine.request import CompletionOutput, Logprob, RequestOutput
     from hadron.engine.single import linear
     from hadron.errors import (
@@ -37,6 +38,7 @@ _PLACES = {
     "LLM": ("hadron.llm", "LLM"),
     "LoadPlan": ("hadron.preflight.plan", "LoadPlan"),
     "SamplingParams": ("hadron.sampling_params", "SamplingParams"),
+    "Selections": ("hadron.batch", "Selections"),
     "check": ("hadron.preflight.build", "make_plan"),
     "linear": ("hadron.engine.single", "linear"),
     **{name: ("hadron.engine.request", name) for name in ("CompletionOutput", "Logprob", "RequestOutput")},
@@ -65,6 +67,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "Selections",
     "TokenizerError",
     "UnsupportedError",
     "UsageError",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from hadron.cache.manager import SequenceCache
 from hadron.cache.pages import Pages, slot_mapping
@@ -24,13 +25,49 @@ class RequestStep:
     token_ids: Sequence[int]
 
 
+class Selections:
+    """The router's and the indexers' choices for one sequence: recorded while it runs, or imposed on a run.
+
+    For judging kernels apart from the choices that rounding flips. experts: layer -> int64 [tokens,
+    top_k]; positions: layer -> int64 [tokens, width], as the layer's router or indexer gave them.
+    """
+
+    def __init__(self) -> None:
+        self.experts: dict[str, torch.Tensor] = {}
+        self.positions: dict[str, torch.Tensor] = {}
+        self.imposed = False
+        self._start = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens whose choices are kept."""
+        return max((len(rows) for rows in (*self.experts.values(), *self.positions.values())), default=0)
+
+    def begin(self, start: int) -> None:
+        """A step of this sequence begins at position `start`."""
+        self._start = start
+
+    def take(self, kept: dict[str, torch.Tensor], layer: str, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of a layer for this step: `rows`, taken down, or those kept where they are imposed."""
+        if self.imposed:
+            return kept[layer][self._start : self._start + rows.shape[0]]
+        before = kept.get(layer)
+        if before is None:
+            kept[layer] = rows
+        else:
+            width = max(before.shape[1], rows.shape[1])
+            kept[layer] = torch.cat([pad(t, (0, width - t.shape[1]), value=-1) for t in (before, rows)])
+        return rows
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """token_ids, positions, request_of_token, slots: int64 [tokens], request after request.
 
     query_lens: new tokens of each request. context_lens: tokens it had before. block_tables: int64
     [requests, pages], -1 beyond a request's own. slots: where each token's rows go. state_slots: one a
-    request. pages, states: the caches, which a forward pass writes.
+    request. pages, states: the caches, which a forward pass writes. selections: None, or where the
+    choices of the step's only request are kept or come from.
     """
 
     token_ids: torch.Tensor
@@ -43,6 +80,7 @@ class ForwardBatch:
     state_slots: tuple[int, ...]
     pages: Pages
     states: States
+    selections: Selections | None = None
 
     @property
     def tokens(self) -> int:
@@ -74,11 +112,14 @@ class ForwardBatch:
         self.states.advance(self.state_slots, self.sequence_lens)
 
 
-def make_batch(steps: Sequence[RequestStep], pages: Pages, states: States) -> ForwardBatch:
+def make_batch(
+    steps: Sequence[RequestStep], pages: Pages, states: States, selections: Selections | None = None
+) -> ForwardBatch:
     """The batch of `steps`, in their order. `IndexError` where a cache does not reach far enough.
 
     Two requests must not share a page that is written or a state slot.
     """
+    assert selections is None or len(steps) == 1, "selections are those of one request"
     assert steps and all(len(step.token_ids) for step in steps), "a step needs a token for every request"
     size = pages.page_size
     slots: list[int] = []
@@ -94,6 +135,9 @@ def make_batch(steps: Sequence[RequestStep], pages: Pages, states: States) -> Fo
     width = max(len(step.cache.block_table) for step in steps)
     tables = [step.cache.block_table + [-1] * (width - len(step.cache.block_table)) for step in steps]
 
+    if selections is not None:
+        selections.begin(steps[0].cache.tokens)
+
     def ints(values: object) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=pages.device)
 
@@ -108,4 +152,5 @@ def make_batch(steps: Sequence[RequestStep], pages: Pages, states: States) -> Fo
         state_slots=state_slots,
         pages=pages,
         states=states,
+        selections=selections,
     )

@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from hadron.batch import Selections
 from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
@@ -182,9 +183,19 @@ class LLM:
             encoded.append(self._checked(text, ids, "messages"))
         return self._run(encoded, self._params(sampling_params, len(encoded)), on_token)
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 [tokens, vocabulary]: at each position the logits of the token that follows."""
-        return self._engine.logits(self._engine.check_prompt(_integers(token_ids, "token_ids"), "token_ids"))
+    def logits(self, token_ids: Sequence[int], *, selections: Selections | None = None) -> NDArray[np.float32]:
+        """float32 [tokens, vocabulary]: at each position the logits of the token that follows.
+
+        selections: None, a fresh `Selections` that records what routers and indexers choose, or one that
+        another model recorded for the same ids, with `imposed` set: then its choices are taken.
+        """
+        ids = self._engine.check_prompt(_integers(token_ids, "token_ids"), "token_ids")
+        if selections is not None and selections.imposed and selections.length != len(ids):
+            raise RequestError(
+                "selections belong to other tokens", where="selections", found=f"choices for {selections.length}",
+                accepted=f"{len(ids)}, as many as token_ids", hint="record them with the same token_ids",
+            )  # fmt: skip
+        return self._engine.logits(ids, selections)
 
     def _run(
         self, encoded: Sequence[_Encoded], params: Sequence[SamplingParams], on_token: OnToken | None

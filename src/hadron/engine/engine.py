@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hadron.batch import RequestStep
+from hadron.batch import RequestStep, Selections
 from hadron.cache.manager import SequenceCache
 from hadron.engine import sampler
 from hadron.engine.request import Logprob, Request, State, check_token_ids
@@ -142,14 +142,14 @@ class Engine:
         while self._running:
             self._runner.release(self._running.pop()[1])
 
-    def logits(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
+    def logits(self, ids: tuple[int, ...], selections: Selections | None = None) -> NDArray[np.float32]:
         """float32 [tokens, vocabulary] of a prompt that `check_prompt` gave back."""
         cache = self._runner.admit()
         rows = []
         try:
             for start in range(0, len(ids), self._chunk_size):
                 piece = ids[start : start + self._chunk_size]
-                rows += self._runner.run([RequestStep(cache, piece)], [len(piece)])
+                rows += self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
         finally:
             self._runner.release(cache)
         return np.concatenate(rows)

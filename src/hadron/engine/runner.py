@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hadron.batch import RequestStep, make_batch
+from hadron.batch import RequestStep, Selections, make_batch
 from hadron.cache.blocks import BlockPool
 from hadron.cache.manager import CacheManager, SequenceCache
 from hadron.cache.pages import Pages
@@ -40,15 +40,19 @@ class Runner:
         """Give everything a request holds back."""
         self._manager.release(cache)
 
-    def run(self, steps: Sequence[RequestStep], wanted: Sequence[int]) -> list[NDArray[np.float32]]:
+    def run(
+        self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None
+    ) -> list[NDArray[np.float32]]:
         """Take the steps' tokens into their caches; for each, logits [wanted, vocabulary] of its last tokens.
+
+        selections: of the only step's request, to be recorded or imposed.
 
         When it raises, the caches of these requests are no longer usable and must be released.
         """
         for step in steps:
             self._manager.grow(step.cache, len(step.token_ids))
         with torch.inference_mode():
-            batch = make_batch(steps, self._pages, self._states)
+            batch = make_batch(steps, self._pages, self._states, selections)
             hidden = self.model.forward(batch)
             rows = [
                 row for (_, end), count in zip(batch.ranges, wanted, strict=True) for row in range(end - count, end)

@@ -61,6 +61,8 @@ class Mla:
         assert written == batch.tokens
         if self.indexer is not None:
             selection = self.indexer(x, low_rank, batch, metadata)
+            if (kept := batch.selections) is not None:
+                selection = kept.take(kept.positions, f"layers.{self.layer}", selection)
         assert selection is not None, "a shared layer before the first full indexer"
         step = AttentionInput(self.layer, query, selection, self._expansion())
         return self.o_proj(self.attention.attend(step, metadata, batch.pages).flatten(1)), selection

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from hadron.batch import Selections
 from hadron.kernels.provider import Provider
+from hadron.kernels.reference.router import weigh
 from hadron.layers.dimensions import MlpDimensions, MoeDimensions
 from hadron.layers.mlp import Mlp
 from hadron.layers.weights import Weights
@@ -20,6 +22,7 @@ class Moe:
     def __init__(self, prefix: str, dims: MoeDimensions, weights: Weights, kernels: Provider | None = None) -> None:
         kernels = kernels or Provider()
         self.dims = dims
+        self._prefix = prefix
         gate, bias = weights.linear(f"{prefix}.gate"), weights.tensor(f"{prefix}.gate.e_score_correction_bias")
         expert = MlpDimensions(dims.hidden, dims.intermediate, dims.limit)
         self._experts = [Mlp(f"{prefix}.experts.{e}", expert, weights, kernels) for e in range(dims.experts)]
@@ -27,6 +30,7 @@ class Moe:
         if dims.shared_intermediate:
             shared = MlpDimensions(dims.hidden, dims.shared_intermediate, dims.limit)
             self._shared = Mlp(f"{prefix}.shared_experts", shared, weights, kernels)
+        self._gate = gate
         self._route = kernels.function("router", "bind")(gate, bias, dims)
         self._moe = kernels.function("moe", "bind")(self._experts, self._shared)
 
@@ -35,8 +39,12 @@ class Moe:
         ids, weights = self._route(x)
         return ids, weights
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, selections: Selections | None = None) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden] in x's dtype."""
         ids, weights = self.route(x)
+        if selections is not None:
+            ids = selections.take(selections.experts, self._prefix, ids)
+            if selections.imposed:
+                weights = weigh(x, self._gate.dequantized(), ids, self.dims)
         y: torch.Tensor = self._moe(x, ids, weights)
         return y.to(x.dtype)

@@ -63,10 +63,19 @@ def route(
         kept = _mask_of_best(best_two, dims.topk_groups)
         choice = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
     ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : dims.top_k].sort(dim=-1).values
+    return ids, _weights(scores, ids, dims)
+
+
+def weigh(x: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, dims: _RouterSizes) -> torch.Tensor:
+    """The weights of experts that were chosen otherwise: ids int64 [tokens, top_k] -> float32 [tokens, top_k]."""
+    return _weights((x.float() @ weight.float().T).sigmoid(), ids, dims)
+
+
+def _weights(scores: torch.Tensor, ids: torch.Tensor, dims: _RouterSizes) -> torch.Tensor:
     weights = scores.gather(1, ids)
     if dims.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return ids, weights * dims.scaling
+    return weights * dims.scaling
 
 
 def _mask_of_best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -40,7 +40,9 @@ class DecoderLayer:
         x = carry.residual
         attended, selection = self.self_attn(self.input_layernorm(x, self.dtype), batch, metadata, carry.selection)
         x = x + attended.float()
-        x = x + self.mlp(self.post_attention_layernorm(x, self.dtype)).float()
+        inner = self.post_attention_layernorm(x, self.dtype)
+        inner = self.mlp(inner, batch.selections) if isinstance(self.mlp, Moe) else self.mlp(inner)
+        x = x + inner.float()
         return Carry(x, selection)
 
 
