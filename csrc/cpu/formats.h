@@ -12,38 +12,38 @@
 
 namespace hadron {
 
-inline float from_bits(uint32_t bits) {
+static inline float from_bits(uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-inline uint32_t to_bits(float value) {
+static inline uint32_t to_bits(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
 template <class T>
-inline T load(const void* from, int64_t index = 0) {
+static inline T load(const void* from, int64_t index = 0) {
     T value;
     std::memcpy(&value, static_cast<const uint8_t*>(from) + index * static_cast<int64_t>(sizeof(T)),
                 sizeof value);
     return value;
 }
 
-inline float bf16_value(uint16_t bits) {
+static inline float bf16_value(uint16_t bits) {
     return from_bits(static_cast<uint32_t>(bits) << 16);
 }
 
 // To nearest, ties to even; NaN stays NaN.
-inline uint16_t to_bf16(float value) {
+static inline uint16_t to_bf16(float value) {
     const uint32_t bits = to_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float f16_value(uint16_t bits) {
+static inline float f16_value(uint16_t bits) {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u;
     if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);
@@ -53,7 +53,7 @@ inline float f16_value(uint16_t bits) {
 }
 
 // A small float with `e` exponent bits of that bias and `m` mantissa bits, without infinities or NaN.
-inline float minifloat(uint32_t code, int e, int m, int bias) {
+static inline float minifloat(uint32_t code, int e, int m, int bias) {
     const uint32_t mantissa = code & ((1u << m) - 1u), exponent = (code >> m) & ((1u << e) - 1u);
     const bool negative = (code >> (e + m)) & 1u;
     const float scale =
@@ -62,17 +62,17 @@ inline float minifloat(uint32_t code, int e, int m, int bias) {
     return negative ? -value : value;
 }
 
-inline float e4m3_value(uint32_t code) {
+static inline float e4m3_value(uint32_t code) {
     return (code & 0x7fu) == 0x7fu ? std::numeric_limits<float>::quiet_NaN() : minifloat(code, 4, 3, 7);
 }
 
-inline float e8m0_value(uint32_t code) {
+static inline float e8m0_value(uint32_t code) {
     if (code == 255u) return std::numeric_limits<float>::quiet_NaN();
     return code == 0u ? 0x1p-127f : from_bits(code << 23);
 }
 
 // The value of one code; int4 codes are stored plus 8.
-inline float code_value(Element element, uint32_t code) {
+static inline float code_value(Element element, uint32_t code) {
     switch (element) {
         case Element::e4m3:
             return e4m3_value(code);
@@ -96,7 +96,7 @@ inline float code_value(Element element, uint32_t code) {
     return 0.0f;
 }
 
-inline float scale_value(const Weight& w, int64_t index) {
+static inline float scale_value(const Weight& w, int64_t index) {
     switch (w.scale_type) {
         case ScaleType::f32:
             return load<float>(w.scales, index);
@@ -112,7 +112,7 @@ inline float scale_value(const Weight& w, int64_t index) {
     return 0.0f;
 }
 
-inline int code_bits(Element element) {
+static inline int code_bits(Element element) {
     switch (element) {
         case Element::f32:
             return 32;
@@ -133,7 +133,7 @@ inline int code_bits(Element element) {
 }
 
 // Factor on the finished sum of a row: its own scale, or the tensor's, times the global one.
-inline float row_scale(const Weight& w, int64_t row) {
+static inline float row_scale(const Weight& w, int64_t row) {
     float scale = w.global_scale;
     if (w.granularity == Granularity::tensor) scale *= load<float>(w.scales);
     if (w.granularity == Granularity::channel) scale *= load<float>(w.scales, row);

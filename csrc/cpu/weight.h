@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+// Headers are compiled once for every instruction-set level. A shared inline function would be kept once,
+// from whichever level the linker met first, and run on processors that do not have it: so none is shared.
+#define HADRON_LOCAL __attribute__((always_inline)) inline
+
 namespace hadron {
 
 // Format of one code.
@@ -36,12 +40,12 @@ struct Weight {
     float global_scale;     // multiplies; 1 where there is none
 
     // Scales of a row begin here (block: of the row of blocks that holds it).
-    int64_t scale_row(int64_t row) const {
+    HADRON_LOCAL int64_t scale_row(int64_t row) const {
         return granularity == Granularity::block ? (first_row + row) / block_rows * scale_stride
                                                  : row * scale_stride;
     }
     // Zero point of a row's group, in code units relative to INT4's zero (stored plus 8).
-    int zero(int64_t row, int64_t group) const {
+    HADRON_LOCAL int zero(int64_t row, int64_t group) const {
         const int64_t at = first_row + row;
         return static_cast<int>((static_cast<uint32_t>(zeros[at / 8 * zero_stride + group]) >> (at % 8 * 4)) &
                                 15u) -
