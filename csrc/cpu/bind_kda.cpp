@@ -14,9 +14,12 @@ using namespace hadron;
 
 namespace {
 
-// Tokens of a request above which heads are handed out one by one; below, a thread's heads lie together
+// Tokens of a request from which on heads are handed out in groups; below, a thread's heads lie together
 // and each fetches the next.
 constexpr int64_t kMany = 4;
+// Heads whose pieces of a sequence are taken in turn: a token's inputs are pages apart, those of its heads
+// lie together, and walking to a page costs more than reading from it.
+constexpr int64_t kGroup = 8;
 
 void kda(const SmallOps& ops, const KdaLayer& layer, const std::vector<KdaRun>& runs, int threads) {
     const int64_t heads = layer.heads, items = static_cast<int64_t>(runs.size()) * heads;
@@ -31,19 +34,30 @@ void kda(const SmallOps& ops, const KdaLayer& layer, const std::vector<KdaRun>& 
     const auto state = [&](int64_t item) {
         return runs[static_cast<size_t>(item / heads)].state + item % heads * layer.key * layer.key;
     };
-    const auto work = [&](int64_t item, int64_t end) {
-        ops.kda_head(layer, runs[static_cast<size_t>(item / heads)], item % heads,
-                     item + 1 < end ? state(item + 1) : nullptr, memory + omp_get_thread_num() * mine);
+    const auto work = [&](int64_t item, int64_t first, const float* ahead) {
+        ops.kda_head(layer, runs[static_cast<size_t>(item / heads)], item % heads, first, ahead,
+                     memory + omp_get_thread_num() * mine);
     };
+    // Heads that a thread takes together.
+    const int64_t group = std::clamp<int64_t>(items / (2 * team), 1, kGroup);
 #pragma omp parallel num_threads(team) if (team > 1)
     {
         if (longest >= kMany) {
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t item = 0; item < items; ++item) work(item, item);
+            for (int64_t from = 0; from < items; from += group) {
+                const int64_t end = std::min(items, from + group);
+                for (int64_t first = 0; first < longest; first += kKdaTokens) {
+                    for (int64_t item = from; item < end; ++item) {
+                        if (first < runs[static_cast<size_t>(item / heads)].tokens)
+                            work(item, first, nullptr);
+                    }
+                }
+            }
         } else {
             const int64_t here = omp_get_num_threads(), me = omp_get_thread_num();
             const int64_t end = items * (me + 1) / here;
-            for (int64_t item = items * me / here; item < end; ++item) work(item, end);
+            for (int64_t item = items * me / here; item < end; ++item)
+                work(item, 0, item + 1 < end ? state(item + 1) : nullptr);
         }
     }
 }

@@ -14,6 +14,7 @@ namespace hadron {
 
 constexpr int64_t kMaxStreams = 16;
 constexpr int64_t kMaxGroups = 64;
+constexpr int64_t kKdaTokens = 32;  // that one call of kda_head takes
 
 // Storage of activations, and of parameters that are no Weight.
 enum class Plain : uint8_t { f32, bf16, f16 };
@@ -99,9 +100,10 @@ struct SmallOps {
                    float* weights);
     // Bytes of scratch that `kda_head` needs; a multiple of 64.
     int64_t (*kda_scratch)(const KdaLayer&);
-    // One head of one request: convolution, gates, recurrence, gated norm. ahead: the state that this thread
-    // takes next, or null.
-    void (*kda_head)(const KdaLayer&, const KdaRun&, int64_t head, const float* ahead, uint8_t* scratch);
+    // kKdaTokens tokens from `first` on (fewer at the end) of one head of one request: convolution, gates,
+    // recurrence, gated norm. ahead: the state that this thread takes next, or null.
+    void (*kda_head)(const KdaLayer&, const KdaRun&, int64_t head, int64_t first, const float* ahead,
+                     uint8_t* scratch);
 };
 
 namespace baseline {

@@ -43,6 +43,7 @@ def test_a_site_equals_its_definition(isa: str, m: int, hidden: int, stored: tor
         near("hyper_connection", found, expected)
     pre, post, comb = reference.mixes(streams, *parameters, d)
     near("hyper_connection", native.collapse(streams, pre, level=level), reference.collapse(streams, pre))
+    near("hyper_connection", native.mean(streams, level=level), reference.mean(streams))
     for dtype in (torch.float32, torch.bfloat16):
         output = torch.randn(7, hidden, generator=generator(2)).to(dtype)
         near("hyper_connection", native.spread(output, post, comb, streams, level=level),

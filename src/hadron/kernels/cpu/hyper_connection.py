@@ -68,6 +68,12 @@ def collapse(streams: torch.Tensor, pre: torch.Tensor, *, threads: int = 1, leve
     return out
 
 
+def mean(streams: torch.Tensor, *, threads: int = 1, level: Any = None) -> torch.Tensor:
+    """streams [tokens, m, hidden] -> their mean [tokens, hidden], what the final norm reads."""
+    tokens, m, _ = streams.shape
+    return collapse(streams, torch.full((tokens, m), 1.0 / m), threads=threads, level=level)
+
+
 def spread(
     output: torch.Tensor,
     post: torch.Tensor,

@@ -44,6 +44,7 @@ def bind(
     """See `kernels/reference/kda.bind`. Parameters are copied as float32 in the order in which they are used:
     48 bytes a channel of q, k and v."""
     width = dims.heads * dims.head_dim
+    assert dims.conv_kernel <= 17, "a convolution reaches back into one earlier piece"
     taps = torch.stack([c.float().reshape(width, dims.conv_kernel).T for c in convolutions]).contiguous()
     rate = a_log.double().exp().float().reshape(-1).contiguous()
     parameters = [taps, rate, *(p.float().reshape(-1).clone() for p in (dt_bias, norm))]

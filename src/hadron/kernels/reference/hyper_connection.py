@@ -58,6 +58,11 @@ def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     return (pre.unsqueeze(-1) * streams).sum(dim=1)
 
 
+def mean(streams: torch.Tensor) -> torch.Tensor:
+    """streams [tokens, m, hidden] -> their mean [tokens, hidden], what the final norm reads."""
+    return streams.mean(dim=1)
+
+
 def spread(output: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """output [tokens, hidden] of a block -> the next streams, float32 [tokens, m, hidden]: stream j is
     post[j] * output + the sum over i of comb[i, j] * stream i."""

@@ -55,7 +55,8 @@ class DecoderLayer:
             x, selection = self.self_attn(x, batch, metadata, selection)
         streams = self.hc_attn.spread(x, site, streams)
         site = self.hc_ffn(streams)
-        x = self.mlp(self.post_attention_layernorm(site.collapsed, self.dtype))
+        x = self.post_attention_layernorm(site.collapsed, self.dtype)
+        x = self.mlp(x, batch.selections) if isinstance(self.mlp, Moe) else self.mlp(x)
         return Carry(self.hc_ffn.spread(x, site, streams), selection)
 
 
@@ -66,6 +67,7 @@ class Glm5NextModel(LanguageModel):
         super().__init__(config, weights, settings)
         self.streams = config.hyper_connection.streams
         self.layers = [DecoderLayer(config, i, weights, settings) for i in range(self.layer_count)]
+        self._mean = settings.kernels.function("hyper_connection", "mean")
         self.norm = RmsNorm("norm", config.norm_eps, weights, settings.kernels)
 
     def embed(self, batch: ForwardBatch) -> Carry:
@@ -80,7 +82,7 @@ class Glm5NextModel(LanguageModel):
 
     def finish(self, carry: Carry) -> torch.Tensor:
         """The mean of the streams, then the final norm."""
-        return self.norm(carry.residual.mean(dim=1), self.settings.dtype)
+        return self.norm(self._mean(carry.residual), self.settings.dtype)
 
 
 def build(config: Glm5NextConfig, weights: Weights, settings: ModelSettings) -> LanguageModel:
