@@ -109,10 +109,11 @@ NB_MODULE(_native, m) {
 
     nb::class_<ExpertBank>(m, "ExpertBank")
         .def(nb::init<>())
-        .def("add", [](ExpertBank& bank, nb::object gate, nb::object up, nb::object down, float limit) {
+        .def("add", [](ExpertBank& bank, nb::object gate, nb::object up, nb::object down, nb::object kept,
+                       float limit) {
             bank.experts.push_back(block_of(nb::cast<const Weight&>(gate), nb::cast<const Weight&>(up),
                                             nb::cast<const Weight&>(down), limit));
-            bank.owners.append(nb::make_tuple(gate, up, down));
+            bank.owners.append(nb::make_tuple(gate, up, down, kept));
         });
 
     m.def("linear",

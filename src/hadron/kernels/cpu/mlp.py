@@ -28,16 +28,16 @@ def native_product(linear: Bound) -> Product:
 
 def bind(gate: Bound, up: Bound, down: Bound, limit: float | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """x [tokens, hidden] -> float32 [tokens, hidden]; limit None: no clamp."""
-    products = [native_product(part) for part in (gate, up, down)]
-    natives = [product.native for product in products]
+    products = tuple(native_product(part) for part in (gate, up, down))
     level, threads, hidden = products[0].level, products[0].threads, products[2].rows
     clamp = math.inf if limit is None else limit
     call = extension().mlp
 
     def mlp(x: torch.Tensor) -> torch.Tensor:
+        a, b, c = products  # the addresses in a native weight are those of tensors that its product keeps
         wide = x.float().contiguous()
         y = torch.empty(wide.shape[0], hidden)
-        call(level, *natives, clamp, wide.data_ptr(), wide.shape[0], y.data_ptr(), threads)
+        call(level, a.native, b.native, c.native, clamp, wide.data_ptr(), wide.shape[0], y.data_ptr(), threads)
         return y
 
     return mlp

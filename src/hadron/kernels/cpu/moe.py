@@ -42,8 +42,9 @@ def bind(
     native = extension()
     bank = native.ExpertBank()
     for expert in [*experts, *([shared] if shared else [])]:
-        triple = [native_product(part).native for part in (expert.gate, expert.up, expert.down)]
-        bank.add(*triple, math.inf if expert.limit is None else expert.limit)
+        # The bank keeps what it is given: products, which keep the tensors whose addresses it holds.
+        triple = [native_product(part) for part in (expert.gate, expert.up, expert.down)]
+        bank.add(*(product.native for product in triple), triple, math.inf if expert.limit is None else expert.limit)
     first = native_product(experts[0].down)
     level, threads, hidden = first.level, first.threads, first.rows
     has_shared, call = shared is not None, native.moe
