@@ -5,26 +5,14 @@ The unweighted norm is a factor on the finished products of `fn`. Everything is 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.cpu.plain import activations, numbers
-
-
-class _HyperConnectionSizes(Protocol):
-    """What is needed of `HyperConnectionDimensions`."""
-
-    @property
-    def streams(self) -> int: ...
-    @property
-    def sinkhorn_iterations(self) -> int: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def norm_eps(self) -> float: ...
+from hadron.kernels.sizes import HyperConnectionSizes
 
 
 def enter(
@@ -32,7 +20,7 @@ def enter(
     fn: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
-    dims: _HyperConnectionSizes,
+    dims: HyperConnectionSizes,
     *,
     threads: int = 1,
     level: Any = None,
@@ -48,7 +36,7 @@ def mixes(
     fn: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
-    dims: _HyperConnectionSizes,
+    dims: HyperConnectionSizes,
     *,
     threads: int = 1,
     level: Any = None,
@@ -99,7 +87,7 @@ def _enter(
     fn: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
-    dims: _HyperConnectionSizes,
+    dims: HyperConnectionSizes,
     collapsed: torch.Tensor | None,
     threads: int,
     level: Any,

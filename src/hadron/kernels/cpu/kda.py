@@ -7,28 +7,14 @@ a sequence is split into steps. There is no chunked form on this provider.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.cpu.plain import activations, number_type, numbers
-
-
-class _KdaSizes(Protocol):
-    """What is needed of `KdaDimensions`."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def conv_kernel(self) -> int: ...
-    @property
-    def lower_bound(self) -> float | None: ...
-    @property
-    def norm_eps(self) -> float: ...
+from hadron.kernels.sizes import KdaSizes
 
 
 def bind(
@@ -36,7 +22,7 @@ def bind(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     norm: torch.Tensor,
-    dims: _KdaSizes,
+    dims: KdaSizes,
     *,
     threads: int = 1,
     level: Any = None,

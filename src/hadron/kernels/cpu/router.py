@@ -14,6 +14,7 @@ import torch
 from hadron.kernels.cpu.linear import Product
 from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.plain import numbers
+from hadron.kernels.sizes import RouterSizes
 
 
 class _Gate(Protocol):
@@ -23,23 +24,8 @@ class _Gate(Protocol):
     def run(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
 
 
-class _RouterSizes(Protocol):
-    """What the router needs of `MoeDimensions`."""
-
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def topk_groups(self) -> int: ...
-    @property
-    def normalize(self) -> bool: ...
-    @property
-    def scaling(self) -> float: ...
-
-
 def bind(
-    gate: _Gate, bias: torch.Tensor, dims: _RouterSizes, *, threads: int = 1, level: Any = None
+    gate: _Gate, bias: torch.Tensor, dims: RouterSizes, *, threads: int = 1, level: Any = None
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """x [tokens, hidden] -> (ids int64 ascending, weights float32), both [tokens, top_k]."""
     product = gate.run

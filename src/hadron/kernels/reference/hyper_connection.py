@@ -8,26 +8,13 @@ Source: transformers 5.23 `glm5_next`; Xie et al. 2026.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
-
-class _HyperConnectionSizes(Protocol):
-    """What is needed of `HyperConnectionDimensions`."""
-
-    @property
-    def streams(self) -> int: ...
-    @property
-    def sinkhorn_iterations(self) -> int: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def norm_eps(self) -> float: ...
+from hadron.kernels.sizes import HyperConnectionSizes
 
 
 def mixes(
-    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: _HyperConnectionSizes
+    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: HyperConnectionSizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """streams float32 [tokens, m, hidden], fn [(2+m)m, m*hidden], base [(2+m)m], scale [3] (pre, post, comb)
     -> pre [tokens, m], post [tokens, m], comb [tokens, m, m]."""
@@ -46,7 +33,7 @@ def mixes(
 
 
 def enter(
-    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: _HyperConnectionSizes
+    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: HyperConnectionSizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`mixes`, with `pre` used up: -> collapsed [tokens, hidden], post [tokens, m], comb [tokens, m, m]."""
     pre, post, comb = mixes(streams, fn, base, scale, dims)

@@ -10,28 +10,13 @@ Source: Kimi Linear (2025), section 3; transformers 5.23 `glm5_next`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from hadron.kernels.reference.norm import gated_rms_norm
+from hadron.kernels.sizes import KdaSizes
 
 _L2_EPS = 1e-6  # under the root of the q and k norms, whatever the model's RMS eps
-
-
-class _KdaSizes(Protocol):
-    """What is needed of `KdaDimensions`."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def conv_kernel(self) -> int: ...
-    @property
-    def lower_bound(self) -> float | None: ...
-    @property
-    def norm_eps(self) -> float: ...
 
 
 def bind(
@@ -39,7 +24,7 @@ def bind(
     a_log: torch.Tensor,
     dt_bias: torch.Tensor,
     norm: torch.Tensor,
-    dims: _KdaSizes,
+    dims: KdaSizes,
 ) -> Callable[..., torch.Tensor]:
     """The block of one layer, between its projections, for all requests of a step.
 

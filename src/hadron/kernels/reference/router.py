@@ -12,20 +12,7 @@ from typing import Protocol
 
 import torch
 
-
-class _RouterSizes(Protocol):
-    """What the router needs of `MoeDimensions`."""
-
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def topk_groups(self) -> int: ...
-    @property
-    def normalize(self) -> bool: ...
-    @property
-    def scaling(self) -> float: ...
+from hadron.kernels.sizes import RouterSizes
 
 
 class _Gate(Protocol):
@@ -35,7 +22,7 @@ class _Gate(Protocol):
 
 
 def bind(
-    gate: _Gate, bias: torch.Tensor, dims: _RouterSizes
+    gate: _Gate, bias: torch.Tensor, dims: RouterSizes
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """`route` for one layer: x [tokens, hidden] -> (ids, weights)."""
 
@@ -47,7 +34,7 @@ def bind(
 
 
 def route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dims: _RouterSizes
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dims: RouterSizes
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [tokens, hidden], weight [experts, hidden], bias float32 [experts] -> (ids, weights).
 
@@ -66,12 +53,12 @@ def route(
     return ids, _weights(scores, ids, dims)
 
 
-def weigh(x: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, dims: _RouterSizes) -> torch.Tensor:
+def weigh(x: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, dims: RouterSizes) -> torch.Tensor:
     """The weights of experts that were chosen otherwise: ids int64 [tokens, top_k] -> float32 [tokens, top_k]."""
     return _weights((x.float() @ weight.float().T).sigmoid(), ids, dims)
 
 
-def _weights(scores: torch.Tensor, ids: torch.Tensor, dims: _RouterSizes) -> torch.Tensor:
+def _weights(scores: torch.Tensor, ids: torch.Tensor, dims: RouterSizes) -> torch.Tensor:
     weights = scores.gather(1, ids)
     if dims.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
