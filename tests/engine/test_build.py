@@ -59,7 +59,8 @@ def planned(
     named = {role: spec.name + ROLES.get(role, "." + role) for role in tensors}
     write(folder, {named[role]: tensor for role, tensor in tensors.items()})
     activation = options.pop("activation", NO_ACTIVATION)
-    module = ModulePlan(spec, scheme, activation, storage, named, DecidedBy(Source.FACTS), None)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    module = ModulePlan(spec, scheme, activation, storage, named, DecidedBy(Source.FACTS), None, nbytes)
     experts = range(spec.shape[0]) if spec.split is Split.EXPERTS else (None,)
     bindings = {
         name.replace("{e}", str(e)): Binding(module, e, part, len(spec.provides))

@@ -65,16 +65,17 @@ class Plans:
         storage: Storage = PLAIN_STORAGE,
     ) -> None:
         """A module with the tensors role -> (suffix, dtype, shape)."""
-        roles = {}
+        roles, nbytes = {}, 0
         for role, (suffix, dtype, size) in stored.items():
             length = SIZES[dtype]
             for dim in size:
                 length *= dim
             self.tensors[name + suffix] = Tensor(dtype, size, (self.end, self.end + length), 0)
             self.end += length
+            nbytes += length
             roles[role] = name + suffix
         spec = ModuleSpec(name, kind, section, shape, (name,))
-        self.modules.append(ModulePlan(spec, scheme, activation, storage, roles, decided, kernel))
+        self.modules.append(ModulePlan(spec, scheme, activation, storage, roles, decided, kernel, nbytes))
 
     def plan(self, *problems: Problem, **changes: object) -> LoadPlan:
         """The plan, with any of its fields replaced."""

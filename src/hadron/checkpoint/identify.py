@@ -42,7 +42,8 @@ class Fault(Struct, frozen=True):
 class Identity(Struct, frozen=True):
     """A module's scheme and storage, and the suffix that plays each role; or the fault.
 
-    leftovers: suffixes beside the weight that the scheme has no use for.
+    leftovers: suffixes beside the weight that the scheme has no use for. nbytes: of the tensors with a role,
+    in the file.
     """
 
     scheme: QuantizationScheme | None
@@ -50,6 +51,7 @@ class Identity(Struct, frozen=True):
     roles: tuple[tuple[str, str], ...]
     leftovers: tuple[str, ...]
     fault: Fault | None = None
+    nbytes: int = 0
 
 
 class _RefusedError(Exception):
@@ -96,7 +98,8 @@ def identify(shape: tuple[int, ...], beside: Mapping[str, Tensor], hint: Quantiz
     used |= {"weight", "bias"} | ({"input_scale"} if scheme.quantized else set())
     leftovers += [suffix for role, suffix in suffixes.items() if role not in used]
     roles = tuple((role, suffix) for role, suffix in suffixes.items() if role in used)
-    return Identity(scheme, storage, roles, tuple(leftovers))
+    nbytes = sum(beside[suffix].nbytes for _, suffix in roles)
+    return Identity(scheme, storage, roles, tuple(leftovers), nbytes=nbytes)
 
 
 def _companions(

@@ -31,13 +31,17 @@ _NONE = DecidedBy(Source.NONE)
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """How a module is stored and what its inputs are declared to be. tensors: role -> tensor name."""
+    """How a module is stored and what its inputs are declared to be.
+
+    tensors: role -> tensor name; nbytes: theirs, in the file.
+    """
 
     scheme: QuantizationScheme
     activation: ActivationScheme
     storage: Storage
     tensors: dict[str, str]
     decided_by: DecidedBy
+    nbytes: int
 
 
 class Findings:
@@ -148,7 +152,7 @@ class Resolver:
         activation, decided_by, notes = self._verdict(claim, identity, linear, "input_scale" in tensors, agreed)
         for note in notes:
             note(name)
-        return Resolved(identity.scheme, activation, identity.storage, tensors, decided_by)
+        return Resolved(identity.scheme, activation, identity.storage, tensors, decided_by, identity.nbytes)
 
     def _bare(self, name: str) -> dict[str, Tensor] | None:
         """The tensors of a parameter without a `.weight`; scales of a quantized bank share its name."""

@@ -107,7 +107,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
     problems += _side_values(facts)
     findings = PlanFindings(config, modules, facts)
     attention = _attention(config, modules, wishes, platform, problems)
-    memory = plan_memory(config, modules, facts, platform, wishes.dtype)
+    memory = plan_memory(config, modules, platform, wishes.dtype)
     mtp = findings.mtp()
     problems += findings.problems(mtp, memory, platform)
     return LoadPlan(
@@ -261,7 +261,7 @@ class _Planner:
                 modules.append(
                     ModulePlan(
                         spec, found.scheme, found.activation, found.storage, found.tensors, found.decided_by,
-                        self._kernel(spec, found.scheme),
+                        self._kernel(spec, found.scheme), found.nbytes,
                     )
                 )  # fmt: skip
         self.resolver.unclaimed()

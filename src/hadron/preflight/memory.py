@@ -19,15 +19,13 @@ def tensor_bytes(facts: Facts) -> int:
 
 
 def plan_memory(
-    config: FamilyConfig | None, modules: Iterable[ModulePlan], facts: Facts, platform: Platform, cache_dtype: str
+    config: FamilyConfig | None, modules: Iterable[ModulePlan], platform: Platform, cache_dtype: str
 ) -> MemoryPlan:
     """What the text tower takes; the vision tower and the MTP layer are mapped but not run."""
     weights = converted = 0
     for module in modules:
         if module.spec.section is Section.TEXT:
-            for name in module.tensors.values():
-                begin, end = facts.tensors[name].data_offsets
-                weights += end - begin
+            weights += module.nbytes
             if module.storage.converts:
                 converted += prod(module.shape) * module.scheme.bits // 8
     if config is None:

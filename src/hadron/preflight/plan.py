@@ -31,7 +31,8 @@ class ModulePlan(Struct, frozen=True, gc=False):
 
     tensors: role -> tensor name, with the roles `weight`, `bias`, `scale`, `global_scale`,
     `zero_point`, `shape`, `input_scale` (a second global scale of the input counts as that too).
-    kernel is None for what is claimed but not run (vision, MTP) or where none was found.
+    kernel is None for what is claimed but not run (vision, MTP) or where none was found. nbytes: of its
+    tensors, in the file.
     """
 
     spec: ModuleSpec
@@ -41,6 +42,7 @@ class ModulePlan(Struct, frozen=True, gc=False):
     tensors: dict[str, str]
     decided_by: DecidedBy
     kernel: KernelChoice | None
+    nbytes: int
 
     @property
     def name(self) -> str:

@@ -110,7 +110,6 @@ def select(plan: LoadPlan, pattern: str) -> tuple[ModulePlan, ...]:
 
 def tally(plan: LoadPlan) -> dict[Use, Tally]:
     """Modules counted by how they are used."""
-    tensors = plan.facts.tensors
     # Tens of thousands of modules share a few hundred values: group by identity first, by name after.
     groups: dict[tuple[str, str, int, int, int, int], tuple[ModulePlan, Tally]] = {}
     for module in plan.modules:
@@ -125,9 +124,7 @@ def tally(plan: LoadPlan) -> dict[Use, Tally]:
         counted = group[1]
         counted.modules += 1
         counted.parameters += parameters(module)
-        for name in module.tensors.values():
-            begin, end = tensors[name].data_offsets
-            counted.bytes += end - begin
+        counted.bytes += module.nbytes
     uses: dict[Use, Tally] = {}
     for module, counted in groups.values():
         counted.providers[module.kernel.provider if module.kernel else "-"] = counted.modules
