@@ -276,6 +276,28 @@ def test_kernels_that_are_not_there_are_refused_with_every_reason(fp8: Draft, tm
     assert make_plan(tmp_path, kernels="reference").ok
 
 
+def test_a_declared_static_scale_that_the_file_lacks_is_a_note(checkpoints: Path, tmp_path: Path) -> None:
+    draft = Draft.of(checkpoints / "glm52-quark-fp8-static-inmemory")
+    lost = f"{L}0.self_attn.o_proj.input_scale"
+    del draft.tensors[lost]
+    plan = make_plan(draft.write(tmp_path))
+    note = only(plan, "HC407")
+    assert plan.ok and note.tensors == (lost.removesuffix(".input_scale"),)
+    assert "fp8_e4m3_tensor_static without input_scale" in note.message
+    assert "accepted an input_scale beside the weight" in note.message and "weights-only" in note.hint
+
+
+def test_no_attention_backend_is_refused_with_every_reason(fp8: Draft, tmp_path: Path) -> None:
+    plan = make_plan(fp8.write(tmp_path))
+    strange = type(plan.platform)("metal", "metal", "a machine that nothing runs on", 2, 10**9, (), ("reference",))
+    other = plan_facts(plan.facts, Wishes(), strange)
+    refused = only(other, "HC502")
+    assert not other.ok and "cpu runs on cpu, not on metal" in refused.message
+    assert "reference runs on cpu, cuda, rocm, not on metal" in refused.message
+    assert "accepted a backend that can serve the model" in refused.message
+    assert "chosen automatically" in refused.hint
+
+
 def test_conversions_are_said_with_their_cost(checkpoints: Path) -> None:
     plan = make_plan(checkpoints / "glm52-quark-int4-file2file")
     note = only(plan, "HC505")
