@@ -6,8 +6,9 @@ import importlib
 
 import pytest
 
+from hadron.errors import UsageError
 from hadron.kernels.ops import OPERATIONS
-from hadron.kernels.select import CATALOGS
+from hadron.kernels.select import CATALOGS, providers
 from hadron.quantization.scheme import parse_scheme
 
 SCHEMES = [
@@ -40,3 +41,11 @@ def test_every_path_leads_somewhere(provider: str) -> None:
 def test_reference_multiplies_by_every_scheme(operation: str, scheme: str) -> None:
     rows = [kernel for kernel in CATALOGS["reference"].kernels if kernel.operation == operation]
     assert [kernel.refusal(parse_scheme(scheme)) for kernel in rows] == [None]
+
+
+def test_an_unknown_provider_is_refused_with_the_known() -> None:
+    with pytest.raises(UsageError, match="There is no such kernel provider") as caught:
+        providers("blas", ("reference",))
+    text = str(caught.value)
+    assert "--kernels" in text and "'blas'" in text and "auto, " + ", ".join(CATALOGS) in text
+    assert "leave it out to let the platform choose" in text
