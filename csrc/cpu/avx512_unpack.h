@@ -4,6 +4,10 @@
 //   nibbles  vector i, word j: column 4 j + i; lane l of a dot holds 8 l .. 8 l + 7 (FP4, INT4)
 //   bytes    half h of 64 columns, in 128-bit part p: vector 2 h holds 16 p .. 16 p + 7, vector 2 h + 1 the
 //            next eight; lane l of a dot over half h holds columns of the sixteen 16 (l / 4) (FP8, INT8, FP6)
+//   lanes    vector i, 128-bit part p, word j: column 32 i + 4 j + p                (FP4, INT4)
+//   sixteens vector i, 64-bit part p, word j: column 32 i + 16 (p / 4) + 4 j + p % 4 (FP4, INT4)
+//
+// The first and the last two keep 32 (sixteens: 16) columns together, which dots of tiles (AMX) need.
 //
 // A table of bfloat16 values is exact for every format: none has more than eight significant bits.
 #pragma once
@@ -17,7 +21,7 @@ namespace {
 
 constexpr int kChunk = 128;
 
-enum class Order { none = -1, natural = 0, nibbles = 1, bytes = 2 };
+enum class Order { none = -1, natural = 0, nibbles = 1, bytes = 2, lanes = 3, sixteens = 4 };
 
 // Where scales lie: after the sum, one a chunk, one a lane, or one a lane of each half.
 enum class ScaleShape { other, after, chunk, lanes, halves };
@@ -67,6 +71,13 @@ inline void reorder(Order by, const float* x, uint16_t* out) {
             to[2 * h] = _mm512_permutex2var_epi64(in[2 * h], low, in[2 * h + 1]);
             to[2 * h + 1] = _mm512_permutex2var_epi64(in[2 * h], high, in[2 * h + 1]);
         }
+    } else if (by != Order::nibbles) {
+        const int part = by == Order::lanes ? 32 : 16;  // columns that stay together
+        alignas(64) uint16_t each[32];
+        for (int j = 0; j < 32; ++j)
+            each[j] = static_cast<uint16_t>(j / part * part + j % (part / 4) * 4 + j % part / (part / 4));
+        const __m512i index = _mm512_load_si512(each);
+        for (int i = 0; i < 4; ++i) to[i] = _mm512_permutexvar_epi16(index, in[i]);
     } else {
         alignas(64) uint16_t each[32];
         for (int i = 0; i < 4; ++i) {
@@ -133,6 +144,14 @@ inline void join(__m512i low, __m512i high, __m512i* v) {
     v[1] = _mm512_unpackhi_epi8(low, high);
 }
 
+// 64 codes in the order of columns, as `join` takes them to make vectors of that order.
+template <Order kOrder>
+inline __m512i arrange(__m512i codes) {
+    if constexpr (kOrder != Order::natural) return codes;
+    return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
+}
+
+template <Order kOrder = Order::bytes>
 struct UnpackE4m3 {
     static constexpr int kBytes = 128;
     __m512i low[2], high[2];
@@ -155,13 +174,15 @@ struct UnpackE4m3 {
                             : _mm512_setzero_si512(),
                v + 2);
     }
-    void unpack(__m512i c, __m512i* v) const {
+    void unpack(__m512i in_order, __m512i* v) const {
+        const __m512i c = arrange<kOrder>(in_order);
         const __m512i h = _mm512_permutex2var_epi8(high[0], c, high[1]);  // looks at seven bits
         const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
         join(_mm512_permutex2var_epi8(low[0], c, low[1]), _mm512_ternarylogic_epi32(h, c, sign, 0xf8), v);
     }
 };
 
+template <Order kOrder = Order::bytes>
 struct UnpackInt8 {
     static constexpr int kBytes = 128;
     __m512i low[4], high[4];
@@ -184,7 +205,8 @@ struct UnpackInt8 {
                             : _mm512_setzero_si512(),
                v + 2);
     }
-    void unpack(__m512i c, __m512i* v) const {
+    void unpack(__m512i in_order, __m512i* v) const {
+        const __m512i c = arrange<kOrder>(in_order);
         const __mmask64 negative = _mm512_movepi8_mask(c);
         const __m512i l = _mm512_mask_blend_epi8(negative, _mm512_permutex2var_epi8(low[0], c, low[1]),
                                                  _mm512_permutex2var_epi8(low[2], c, low[3]));
@@ -195,6 +217,7 @@ struct UnpackInt8 {
 };
 
 // 48 bytes are 64 codes: every three bytes are spread to four, from which a shift picks each code.
+template <Order kOrder = Order::bytes>
 struct UnpackSixBits {
     static constexpr int kBytes = 96;
     __m512i low, high, spread;
@@ -205,7 +228,8 @@ struct UnpackSixBits {
             l[c] = static_cast<uint8_t>(value), h[c] = static_cast<uint8_t>(value >> 8);
             s[c] = static_cast<uint8_t>(c / 8 * 6 + (c % 8 < 6 ? c % 8 : 5));  // six bytes into each eight
         }
-        low = _mm512_load_si512(l), high = _mm512_load_si512(h), spread = _mm512_load_si512(s);
+        low = _mm512_load_si512(l), high = _mm512_load_si512(h);
+        spread = arrange<kOrder>(_mm512_load_si512(s));
     }
     void operator()(const uint8_t* codes, __m512i* v) const {
         unpack(_mm512_maskz_loadu_epi8(first_bytes(48), codes), v);

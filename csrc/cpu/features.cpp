@@ -2,6 +2,12 @@
 
 #include <cstring>
 
+#if defined(HADRON_X86) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace hadron {
 
 namespace {
@@ -10,6 +16,20 @@ namespace {
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+// Tiles are large, so Linux gives them to processes that ask; a kernel before 5.16 does not know the
+// question.
+bool has_tiles() {
+#if defined(__linux__)
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBf16) != 0 && (d & kTile) != 0 &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
 }
 #endif
 
@@ -23,6 +43,7 @@ std::vector<const Kernels*> available_levels() {
     if (has_avx512()) levels.push_back(&avx512::kKernels);
     if (has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16")) {
         levels.push_back(&avx512_bf16::kKernels);
+        if (has_tiles()) levels.push_back(&avx512_amx::kKernels);
     }
 #endif
     return levels;

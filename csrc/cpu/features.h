@@ -7,7 +7,7 @@
 
 namespace hadron {
 
-// From the narrowest, which always runs, to the widest. An AMX level has its place after these.
+// From the narrowest, which always runs, to the widest.
 std::vector<const Kernels*> available_levels();
 
 }  // namespace hadron

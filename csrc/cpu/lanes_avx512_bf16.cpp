@@ -319,11 +319,11 @@ void absorb(const Weight& w, int64_t first, int64_t count, const float* const* q
     if (w.element == Element::bf16) {
         chosen = absorb_as<UnpackBf16, ScaleShape::after>;
     } else if (w.element == Element::e4m3) {
-        chosen = absorb_by_scales<UnpackE4m3>(w);
+        chosen = absorb_by_scales<UnpackE4m3<>>(w);
     } else if (w.element == Element::int8) {
-        chosen = absorb_by_scales<UnpackInt8>(w);
+        chosen = absorb_by_scales<UnpackInt8<>>(w);
     } else if (w.element == Element::e2m3 || w.element == Element::e3m2) {
-        chosen = absorb_by_scales<UnpackSixBits>(w);
+        chosen = absorb_by_scales<UnpackSixBits<>>(w);
     }
     chosen(w, first, count, q, tokens, out, scratch);
 }

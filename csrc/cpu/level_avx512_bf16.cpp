@@ -26,7 +26,8 @@ constexpr int kTileTokens = 6;  // accumulators of a tile: 4 rows x 6 tokens
 constexpr int kTileRows = 4;
 constexpr int kGroupRows = 16;  // rows unpacked at a time: they and the tokens stay in L2
 constexpr int kStreamTokens = 6;
-constexpr int64_t kPrefetch = 2048;
+// Bytes ahead that are brought to L1 and, so that memory has as many lines under way as it takes, to L2.
+constexpr int64_t kNear = 1024, kFar = 8192;
 
 // Weights whose scales or codes this file does not unpack are multiplied portably.
 bool packed(const Weight& w) {
@@ -116,11 +117,10 @@ void stream(const Weight& w, const uint8_t* const* x, int64_t first, int64_t las
         for (int64_t c = 0; c < n; ++c) {
             Bf16x4 v;
             if (c + 1 < n || w.columns % kChunk == 0) {
-                _mm_prefetch(reinterpret_cast<const char*>(codes + c * Unpack::kBytes + kPrefetch),
-                             _MM_HINT_T0);
-                if constexpr (Unpack::kBytes > 64) {
-                    _mm_prefetch(reinterpret_cast<const char*>(codes + c * Unpack::kBytes + kPrefetch + 64),
-                                 _MM_HINT_T0);
+                for (int line = 0; line < Unpack::kBytes; line += 64) {
+                    const auto* at = reinterpret_cast<const char*>(codes + c * Unpack::kBytes + line);
+                    _mm_prefetch(at + kFar, _MM_HINT_T1);
+                    _mm_prefetch(at + kNear, _MM_HINT_T0);
                 }
                 unpack(codes + c * Unpack::kBytes, v.v);
             } else {
@@ -302,20 +302,22 @@ void rows_with(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t
     }
 }
 
-void rows(const Weight& w, const uint8_t* const* x, int64_t tokens, int64_t first, int64_t last,
-          float* const* y, uint8_t* scratch) {
+void rows(const Weight& w, const Prepared& prepared, int64_t first, int64_t last, float* const* y,
+          uint8_t* scratch) {
+    const uint8_t* const* x = prepared.rows;
+    const int64_t tokens = prepared.tokens;
     if (tokens == 0 || first == last) return;
-    if (!packed(w)) return portable::rows(w, x, tokens, first, last, y, scratch);
+    if (!packed(w)) return portable::rows(w, prepared, first, last, y, scratch);
     switch (w.element) {
         case Element::bf16:
             return rows_of<UnpackBf16, ScaleShape::after>(w, x, tokens, first, last, y, scratch);
         case Element::e4m3:
-            return rows_with<UnpackE4m3>(w, x, tokens, first, last, y, scratch);
+            return rows_with<UnpackE4m3<>>(w, x, tokens, first, last, y, scratch);
         case Element::int8:
-            return rows_with<UnpackInt8>(w, x, tokens, first, last, y, scratch);
+            return rows_with<UnpackInt8<>>(w, x, tokens, first, last, y, scratch);
         case Element::e2m3:
         case Element::e3m2:
-            return rows_with<UnpackSixBits>(w, x, tokens, first, last, y, scratch);
+            return rows_with<UnpackSixBits<>>(w, x, tokens, first, last, y, scratch);
         default:
             return rows_with<UnpackNibbles>(w, x, tokens, first, last, y, scratch);
     }

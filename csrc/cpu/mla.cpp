@@ -244,7 +244,9 @@ class Step {
 
     void expand() {
         const int64_t stride = aligned(k_.prepared_bytes(w_)), results = aligned(tokens_ * n_.v * 4),
-                      bytes = stride * tokens_ + results + aligned(k_.scratch_bytes(w_, tokens_));
+                      packed_bytes = k_.bytes_packed(w_, tokens_),
+                      bytes =
+                          stride * tokens_ + results + packed_bytes + aligned(k_.scratch_bytes(w_, tokens_));
         const int workers = team(threads_, n_.heads);
         uint8_t* scratch = buffers().scratch.bytes(bytes * workers);
 #pragma omp parallel num_threads(workers)
@@ -261,8 +263,10 @@ class Step {
                     k_.prepare(w_, latent(t, h), mine + t * stride);
                     x[i] = mine + t * stride, to[i] = from_row(y + t * n_.v, first);
                 }
-                k_.rows(w_, x.data(), tokens_, first, first + n_.v, to.data(),
-                        mine + stride * tokens_ + results);
+                uint8_t* packed = packed_bytes != 0 ? mine + stride * tokens_ + results : nullptr;
+                if (packed != nullptr) k_.pack(w_, x.data(), tokens_, 0, 1, packed);
+                k_.rows(w_, {x.data(), packed, tokens_}, first, first + n_.v, to.data(),
+                        mine + stride * tokens_ + results + packed_bytes);
                 for (int64_t t = 0; t < tokens_; ++t) {
                     uint8_t* place = out_ + ((first_ + t) * n_.heads + h) * n_.v * plain_bytes(type_);
                     ops_.narrow(y + t * n_.v, type_, n_.v, place);

@@ -15,7 +15,7 @@ namespace hadron {
 namespace {
 
 struct Buffers {
-    Workspace prepared, scratch;
+    Workspace prepared, packed, scratch;
 };
 Buffers& buffers() {
     thread_local Buffers of_thread;
@@ -46,6 +46,9 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
     std::vector<const uint8_t*> x(static_cast<size_t>(length));
     for (int64_t i = 0; i < length; ++i) x[static_cast<size_t>(i)] = prepared + i * stride;
 
+    const int64_t packed_bytes = k.bytes_packed(w, length);
+    uint8_t* packed = packed_bytes != 0 ? buffers().packed.bytes(packed_bytes) : nullptr;
+
     const int64_t expanded = aligned(length * row * 4), rows = aligned(length * (key + n.v) * element),
                   wide = aligned(std::max(kGroup * key, n.width()) * 4),
                   products = aligned(k.scratch_bytes(w, length)), state = Mixed::bytes(n.v),
@@ -69,6 +72,10 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
             ops.widen(latents[static_cast<size_t>(i)], cache.type, n.rank, q);
             k.prepare(w, q, prepared + i * stride);
         }
+        if (packed != nullptr) {
+            k.pack(w, x.data(), length, omp_get_thread_num(), omp_get_num_threads(), packed);
+#pragma omp barrier
+        }
         std::vector<float*> y(static_cast<size_t>(length));
         std::vector<const uint8_t*> keys(static_cast<size_t>(length)), values(static_cast<size_t>(length));
 #pragma omp for schedule(dynamic)
@@ -77,7 +84,7 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
                 y[static_cast<size_t>(i)] = reinterpret_cast<float*>(
                     reinterpret_cast<uintptr_t>(both + i * row) - static_cast<uintptr_t>(h * row) * 4);
             }
-            k.rows(w, x.data(), length, h * row, (h + 1) * row, y.data(), of_products);
+            k.rows(w, {x.data(), packed, length}, h * row, (h + 1) * row, y.data(), of_products);
             // Keys get their rotary part; both are rounded to what the cache holds.
             for (int64_t i = 0; i < length; ++i) {
                 const auto at = static_cast<size_t>(i);

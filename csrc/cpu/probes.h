@@ -16,7 +16,8 @@ uint64_t probe_read(const uint8_t* data, int64_t bytes, int threads);
 void probe_update(uint8_t* data, int64_t bytes, int threads);
 
 // Operations of one round of a peak on one thread, a multiply and an add counted as two; 0 where a level
-// of instructions has none of its kind. kind: fp32, bf16 (dots of pairs), int8 (dots of fours).
+// of instructions has none of its kind. kind: fp32, bf16 (dots of pairs), int8 (dots of fours),
+// tile (dots of tiles of bfloat16).
 int64_t probe_peak_operations(const std::string& level, const std::string& kind);
 
 // So many rounds on every thread, operands in registers.

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <map>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int64_t kBlock = 16;        // rows of the smallest share: the tile of the widest level
 constexpr int64_t kExpertBlock = 64;  // rows of one piece of expert work
+constexpr int64_t kManyTokens = 8;    // from here on a piece is larger: what a call sets up serves more rows
 
 int64_t aligned(int64_t bytes) {
     return (bytes + 63) / 64 * 64;
@@ -32,7 +34,7 @@ Workspace& scratch() {
 
 // Buffers of the calling thread, shared with its team for the length of a call.
 struct Buffers {
-    Workspace prepared, gated, hidden, results;
+    Workspace prepared, packed, gated, hidden, results;
     std::vector<const uint8_t*> rows;
     std::vector<float*> out;
 };
@@ -90,6 +92,8 @@ void linear(const Kernels& k, const Weight& w, const float* x, int64_t tokens, f
     Buffers& b = buffers();
     const int64_t stride = aligned(k.prepared_bytes(w));
     uint8_t* prepared = b.prepared.bytes(stride * tokens);
+    const int64_t packed_bytes = k.bytes_packed(w, tokens);
+    uint8_t* packed = packed_bytes != 0 ? b.packed.bytes(packed_bytes) : nullptr;
     point(prepared, stride, tokens, b.rows);
     point(y, w.rows, tokens, b.out);
     Caught caught;
@@ -97,9 +101,13 @@ void linear(const Kernels& k, const Weight& w, const float* x, int64_t tokens, f
     {
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < tokens; ++t) k.prepare(w, x + t * w.columns, prepared + t * stride);
+        if (packed != nullptr) {
+            k.pack(w, b.rows.data(), tokens, omp_get_thread_num(), omp_get_num_threads(), packed);
+#pragma omp barrier
+        }
         caught.run([&] {
             const auto [first, last] = share(w.rows);
-            k.rows(w, b.rows.data(), tokens, first, last, b.out.data(),
+            k.rows(w, {b.rows.data(), packed, tokens}, first, last, b.out.data(),
                    scratch().bytes(k.scratch_bytes(w, tokens)));
         });
     }
@@ -119,7 +127,18 @@ struct Job {
     int64_t first;                // its first row in the buffers of all jobs
     std::vector<int64_t> tokens;  // rows of x
     std::vector<const uint8_t*> gate_x, up_x, hidden_x;
+    uint8_t *gate_packed, *up_packed, *hidden_packed;  // null: not packed; up_packed may be gate_packed
     std::vector<float*> gated, upped, out;
+
+    int64_t count() const { return static_cast<int64_t>(tokens.size()); }
+    void pack_inputs(const Kernels& k) const {
+        if (gate_packed != nullptr) k.pack(*block->gate, gate_x.data(), count(), 0, 1, gate_packed);
+        if (up_packed != nullptr && up_packed != gate_packed)
+            k.pack(*block->up, up_x.data(), count(), 0, 1, up_packed);
+    }
+    void pack_hidden(const Kernels& k) const {
+        if (hidden_packed != nullptr) k.pack(*block->down, hidden_x.data(), count(), 0, 1, hidden_packed);
+    }
 };
 
 // A block of rows of one weight of one job.
@@ -129,11 +148,29 @@ struct Piece {
     int64_t first, last;
 };
 
-void cut(int job, int part, int64_t rows, std::vector<Piece>& pieces) {
-    for (int64_t from = 0; from < rows; from += kExpertBlock) {
-        pieces.push_back({job, part, from, std::min(rows, from + kExpertBlock)});
+void cut(int job, int part, int64_t rows, int64_t tokens, std::vector<Piece>& pieces) {
+    const int64_t size = tokens < kManyTokens ? kExpertBlock : 4 * kExpertBlock;
+    for (int64_t from = 0; from < rows; from += size) {
+        pieces.push_back({job, part, from, std::min(rows, from + size)});
     }
 }
+
+// Places for packed activations, handed out before their memory is there.
+class Places {
+  public:
+    explicit Places(const Kernels& k) : k_(k) {}
+    // Where those of `tokens` tokens for a weight begin, or -1.
+    int64_t take(const Weight& w, int64_t tokens) {
+        const int64_t size = k_.bytes_packed(w, tokens), at = bytes_;
+        bytes_ += size;
+        return size != 0 ? at : -1;
+    }
+    int64_t bytes() const { return bytes_; }
+
+  private:
+    const Kernels& k_;
+    int64_t bytes_ = 0;
+};
 
 }  // namespace
 
@@ -147,7 +184,7 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
     std::vector<int64_t> row_of(static_cast<size_t>(tokens * top_k));  // place in ids -> row of the results
     int64_t rows = 0, wide = 0;
     const auto add = [&](const GatedMlp& block, int64_t count) -> Job& {
-        jobs.push_back(Job{&block, rows, {}, {}, {}, {}, {}, {}, {}});
+        jobs.push_back(Job{&block, rows, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}});
         rows += count;
         wide = std::max(wide, block.gate->rows);
         return jobs.back();
@@ -180,6 +217,8 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
     float* results = b.results.floats(rows * hidden);
     int64_t hidden_bytes = 0, scratch_bytes = 0;
     std::vector<int64_t> hidden_at;
+    std::vector<std::array<int64_t, 3>> packed_at;  // of a job: for gate, up and down
+    Places places(k);
     std::vector<Piece> up_pieces, down_pieces;
     for (size_t j = 0; j < jobs.size(); ++j) {
         Job& job = jobs[j];
@@ -195,18 +234,27 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
         point(results + job.first * hidden, hidden, count, job.out);
         hidden_at.push_back(hidden_bytes);
         hidden_bytes += aligned(k.prepared_bytes(*job.block->down)) * count;
-        for (const Weight* w : {job.block->gate, job.block->up, job.block->down}) {
+        const auto& [gate, up, down, limit] = *job.block;
+        for (const Weight* w : {gate, up, down}) {
             scratch_bytes = std::max(scratch_bytes, k.scratch_bytes(*w, count));
         }
-        cut(static_cast<int>(j), 0, job.block->gate->rows, up_pieces);
-        cut(static_cast<int>(j), 1, job.block->up->rows, up_pieces);
-        cut(static_cast<int>(j), 0, job.block->down->rows, down_pieces);
+        const int64_t of_gate = places.take(*gate, count);
+        const int64_t of_up = k.order(*gate) == k.order(*up) ? of_gate : places.take(*up, count);
+        packed_at.push_back({of_gate, of_up, places.take(*down, count)});
+        cut(static_cast<int>(j), 0, gate->rows, count, up_pieces);
+        cut(static_cast<int>(j), 1, up->rows, count, up_pieces);
+        cut(static_cast<int>(j), 0, down->rows, count, down_pieces);
     }
+    uint8_t* packed = b.packed.bytes(places.bytes());
     uint8_t* hidden_x = b.hidden.bytes(hidden_bytes);
     std::vector<std::pair<size_t, int64_t>> hidden_rows;  // (job, row of it)
     for (size_t j = 0; j < jobs.size(); ++j) {
         const int64_t stride = aligned(k.prepared_bytes(*jobs[j].block->down));
         point(hidden_x + hidden_at[j], stride, static_cast<int64_t>(jobs[j].tokens.size()), jobs[j].hidden_x);
+        const auto at = [&](int part) {
+            return packed_at[j][part] < 0 ? nullptr : packed + packed_at[j][part];
+        };
+        jobs[j].gate_packed = at(0), jobs[j].up_packed = at(1), jobs[j].hidden_packed = at(2);
         for (size_t i = 0; i < jobs[j].tokens.size(); ++i)
             hidden_rows.emplace_back(j, static_cast<int64_t>(i));
     }
@@ -225,12 +273,17 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
                 k.prepare(w, x + t * w.columns, prepared + of_order.second + t * stride);
         }
 #pragma omp barrier
+        if (places.bytes() != 0) {
+#pragma omp for schedule(dynamic)
+            for (size_t j = 0; j < jobs.size(); ++j) jobs[j].pack_inputs(k);
+        }
         for (size_t i; mine != nullptr && (i = next_up.fetch_add(1)) < up_pieces.size();) {
             const Piece& piece = up_pieces[i];
             Job& job = jobs[static_cast<size_t>(piece.job)];
             const bool is_gate = piece.part == 0;
-            k.rows(is_gate ? *job.block->gate : *job.block->up, is_gate ? job.gate_x.data() : job.up_x.data(),
-                   static_cast<int64_t>(job.tokens.size()), piece.first, piece.last,
+            const Prepared input = is_gate ? Prepared{job.gate_x.data(), job.gate_packed, job.count()}
+                                           : Prepared{job.up_x.data(), job.up_packed, job.count()};
+            k.rows(is_gate ? *job.block->gate : *job.block->up, input, piece.first, piece.last,
                    is_gate ? job.gated.data() : job.upped.data(), mine);
         }
 #pragma omp barrier
@@ -242,11 +295,15 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
             k.gate(job.gated[r], job.upped[r], block.limit, block.gate->rows, job.gated[r]);
             k.prepare(*block.down, job.gated[r], const_cast<uint8_t*>(job.hidden_x[r]));
         }
+        if (places.bytes() != 0) {
+#pragma omp for schedule(dynamic)
+            for (size_t j = 0; j < jobs.size(); ++j) jobs[j].pack_hidden(k);
+        }
         for (size_t i; mine != nullptr && (i = next_down.fetch_add(1)) < down_pieces.size();) {
             const Piece& piece = down_pieces[i];
             Job& job = jobs[static_cast<size_t>(piece.job)];
-            k.rows(*job.block->down, job.hidden_x.data(), static_cast<int64_t>(job.tokens.size()),
-                   piece.first, piece.last, job.out.data(), mine);
+            k.rows(*job.block->down, {job.hidden_x.data(), job.hidden_packed, job.count()}, piece.first,
+                   piece.last, job.out.data(), mine);
         }
 #pragma omp barrier
 #pragma omp for schedule(static)

@@ -60,7 +60,8 @@ def test_peaks_are_operations_of_all_threads_over_time() -> None:
 def test_a_level_without_dots_has_no_such_peak() -> None:
     assert probes("baseline").peak("bf16") is None
     assert probes("baseline").peak("int8") is None
-    assert not probes("baseline").has("bf16")
+    assert probes("baseline").peak("tile") is None
+    assert probes("baseline").best_peak() == "fp32_gflops"
     summary = probes("baseline").summary()
     assert (summary.bf16_gflops, summary.int8_gops) == (None, None)
     assert summary.fp32_gflops > 0

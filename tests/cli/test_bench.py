@@ -18,7 +18,7 @@ from tests.conftest import DATA
 
 built = pytest.mark.skipif(not native.levels(), reason="this build has no native kernels: install with a C++ compiler")
 
-LIMITS = {"read_gbps", "update_gbps", "bf16_gflops", "int8_gops", "fp32_gflops"}
+LIMITS = {"read_gbps", "update_gbps", "bf16_gflops", "int8_gops", "fp32_gflops", "tile_gflops"}
 ROW = {
     "op", "scheme", "m", "n", "k", "shape", "provider", "threads", "isa", "ms", "gbps", "gflops", "limit", "limit_value",
     "fraction", "of_bandwidth", "of_peak", "warm_gbps",
@@ -125,9 +125,10 @@ def test_every_level_is_held_against_peaks_of_its_own(capsys: pytest.CaptureFixt
         )
         (row,) = found["rows"]
         assert row["isa"] == found["environment"]["isa"] == level
-        has_dots = found["limits"]["bf16_gflops"] is not None
-        assert has_dots == bool(native.extension().probe_peak_operations(level, "bf16"))
-        assert row["limit"] in ("read_gbps", "bf16_gflops" if has_dots else "fp32_gflops")
+        peaks = [f"{kind}_gflops" for kind in ("tile", "bf16", "fp32")]
+        has = [name for name in peaks if found["limits"][name] is not None]
+        assert has == [p for p in peaks if native.extension().probe_peak_operations(level, p.partition("_")[0])]
+        assert row["limit"] in ("read_gbps", has[0])
     assert native.ENVIRONMENT not in os.environ
 
 

@@ -162,6 +162,37 @@ def test_large_batches_have_the_same_bits(level: str, name: str, batch: int) -> 
     assert torch.equal(bind(weight, None, 3)(x), alone)
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "mxfp8_e4m3", "fp8_e4m3_block_128x128", "bf16"])
+def test_more_rows_and_tokens_than_a_tile_of_caches_holds_have_the_same_bits(level: str, name: str) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    weight = random_weight(parse_scheme(name), 1100, 288)
+    if name == "mxfp4":  # scales that tiles fold into codes and scales that they keep apart, in one row
+        assert weight.scale is not None
+        weight.scale[5, 3], weight.scale[700, 8], weight.scale[1099, 0] = 20, 240, 0
+    x = torch.randn(600, 288, generator=torch.Generator().manual_seed(4))
+    product = bind(weight, None, 1)
+    several = product(x)
+    for t in (0, 17, 511, 512, 599):
+        assert torch.equal(product(x[t : t + 1])[0], several[t]), t
+
+
+def test_nan_subnormal_and_zero_codes_of_fp8_are_exact_for_one_token_and_for_many(level: str) -> None:
+    from hadron.kernels.cpu.linear import bind
+
+    codes = torch.arange(256, dtype=torch.uint8).repeat(3, 1)
+    codes[1:, 0x7F], codes[1:, 0xFF], codes[2, :] = 0, 0, codes[2, :] & 0x87
+    weight = random_weight(parse_scheme("fp8_e4m3_channel"), 3, 256)
+    weight.weight.view(torch.uint8)[:] = codes
+    x = torch.randn(40, 256, generator=torch.Generator().manual_seed(8))
+    product = bind(weight, None, 1)
+    several = product(x)
+    assert torch.equal(product(x[:1])[0, 1:], several[0, 1:])
+    assert torch.isnan(several).tolist() == [[True, False, False]] * 40 and bool(torch.isnan(product(x[:1])[0, 0]))
+    expected = x.bfloat16().double() @ dequantize(weight)[1:].double().T
+    assert float(((several[:, 1:] - expected).abs() / expected.abs().max()).max()) < 1e-6
+
+
 def test_the_ends_of_e8m0_and_subnormal_scales_are_exact(level: str) -> None:
     from hadron.kernels.cpu.linear import bind
 

@@ -43,12 +43,12 @@ class Wanted:
     shapes: tuple[tuple[int, int], ...] | None = None
     experts: int = 64
     threads: int = 1
-    has_dots: bool = True  # the level multiplies bfloat16
+    best_peak: str = "bf16_gflops"  # of products of bfloat16 at this level
 
     def peak(self, scheme: QuantizationScheme) -> str:
         """The peak of arithmetic that products by this scheme are held against."""
         exact = scheme.element in (Element.F32, Element.F16)
-        return "fp32_gflops" if exact or not self.has_dots else "bf16_gflops"
+        return "fp32_gflops" if exact else self.best_peak
 
 
 def linear_groups(wanted: Wanted, arena: Arena) -> Iterator[list[Case]]:

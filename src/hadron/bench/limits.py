@@ -20,13 +20,14 @@ Clock = Callable[[], float]
 SLICE = 192 << 20
 WORK = 1.5e9
 PAGE = 4096
-PEAKS = ("bf16", "int8", "fp32")
+PEAKS = ("bf16", "int8", "fp32", "tile")
 
 
 class Limits(Struct, frozen=True):
     """GB/s and 10^9 operations a second; None where the level has no such instruction.
 
     read_gbps: bytes read. update_gbps: bytes read and written, both counted. A multiply and an add are two.
+    bf16_gflops: dots of vectors of bfloat16. tile_gflops: dots of tiles of it (AMX).
     """
 
     read_gbps: float
@@ -34,6 +35,7 @@ class Limits(Struct, frozen=True):
     bf16_gflops: float | None
     int8_gops: float | None
     fp32_gflops: float
+    tile_gflops: float | None = None
 
 
 class Arena:
@@ -83,9 +85,10 @@ class Probes:
         self._native.probe_peak(self._level, kind, rounds, self._threads)
         return self._noted(_peak_name(kind), operations * rounds * self._threads / (self._clock() - begin) / 1e9)
 
-    def has(self, kind: str) -> bool:
-        """Whether the level has an instruction of one of `PEAKS`."""
-        return bool(self._native.probe_peak_operations(self._level, kind))
+    def best_peak(self) -> str:
+        """The field of `Limits` that products of bfloat16 are held against at this level."""
+        kinds = (kind for kind in ("tile", "bf16") if self._native.probe_peak_operations(self._level, kind))
+        return _peak_name(next(kinds, "fp32"))
 
     def limit(self, name: str) -> float | None:
         """One field of `Limits`, measured now."""

@@ -186,7 +186,7 @@ def _timed(
     flops = (cost.flops * tokens + cost.head_flops) / median / 1e9
     # Several tokens take more experts than one, how many more is theirs; their bytes are a lower bound.
     gbps = cost.bytes / median / 1e9
-    of = {"read_gbps": (gbps, _median(bandwidth)), _peak_name(probes): (flops, _median(peak))}
+    of = {"read_gbps": (gbps, _median(bandwidth)), probes.best_peak(): (flops, _median(peak))}
     limit = max(of, key=lambda name: of[name][0] / of[name][1])
     value, best = of[limit]
     return Step(
@@ -196,12 +196,8 @@ def _timed(
     )  # fmt: skip
 
 
-def _peak_name(probes: Probes) -> str:
-    return "bf16_gflops" if probes.has("bf16") else "fp32_gflops"
-
-
 def _peak(probes: Probes) -> float:
-    value = probes.limit(_peak_name(probes))
+    value = probes.limit(probes.best_peak())
     assert value is not None
     return value
 

@@ -93,6 +93,7 @@ LIMIT_NAMES = {
     "read_gbps": "read bandwidth",
     "update_gbps": "read+write bandwidth",
     "bf16_gflops": "bf16 peak",
+    "tile_gflops": "tile peak",
     "fp32_gflops": "fp32 peak",
     "int8_gops": "int8 peak",
 }
@@ -123,7 +124,8 @@ def limits_text(limits: Limits) -> str:
 
     return (
         f"limits here: read {limits.read_gbps:.1f} GB/s, read+write {limits.update_gbps:.1f} GB/s; "
-        f"bf16 {peak(limits.bf16_gflops)}, fp32 {limits.fp32_gflops:.0f} GFLOP/s, int8 {peak(limits.int8_gops)} GOP/s"
+        f"bf16 {peak(limits.bf16_gflops)} (tiles {peak(limits.tile_gflops)}), fp32 {limits.fp32_gflops:.0f} GFLOP/s, "
+        f"int8 {peak(limits.int8_gops)} GOP/s"
     )
 
 

@@ -6,7 +6,7 @@ import os
 import platform as host
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import psutil  # type: ignore[import-untyped]
@@ -106,10 +106,10 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
             shapes=None if asked.shape is None else (asked.shape,),
             experts=asked.experts,
             threads=threads,
-            has_dots=bool(native.extension().probe_peak_operations(isa, "bf16")),
         )
         arena = Arena(fitting(max(ARENA, products.moe_bytes(wanted) if "moe" in asked.ops else 0)))
         probes = Probes(arena, isa, threads)
+        wanted = replace(wanted, best_peak=probes.best_peak())
         rows: list[Row] = []
         for op in asked.ops:
             for group in _GROUPS[op](wanted, arena):

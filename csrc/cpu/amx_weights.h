@@ -1,0 +1,224 @@
+// Weights as tiles: a unit is 16 rows by 128 columns, unpacked to four tiles of bfloat16, with its scales.
+//
+// A power of two times an FP4 value is a bfloat16, so E8M0 scales of FP4 go into the table that unpacks. That
+// changes no bit of a sum unless a product leaves the range of float32: scales anywhere near that are kept
+// apart (`folded` is false), and so are those of all other formats.
+#pragma once
+
+#include "amx_tiles.h"
+#include "avx512_unpack.h"
+#include "formats.h"
+
+namespace hadron::avx512_amx {
+namespace {
+
+using avx512_bf16::first_bytes;
+using avx512_bf16::kChunk;
+using avx512_bf16::Order;
+
+// Where sums of products end and scales come in: never (they follow the sum), or after so many columns.
+enum class Span { other, all, chunk, c32, c16 };
+
+constexpr int scales_of(Span span) {  // scales of a row in a chunk
+    return span == Span::all ? 0 : span == Span::chunk ? 1 : span == Span::c32 ? 4 : 8;
+}
+
+inline Span span_of(const Weight& w) {
+    if (w.zeros || w.element == Element::f32 || w.element == Element::f16) return Span::other;
+    if (w.granularity != Granularity::block && w.granularity != Granularity::group) return Span::all;
+    if (w.block_columns % kChunk == 0) return Span::chunk;
+    if (w.block_columns % 32 == 0) return Span::c32;
+    return w.block_columns % 16 == 0 ? Span::c16 : Span::other;
+}
+
+inline Order order_of(const Weight& w) {
+    if (w.element != Element::e2m1 && w.element != Element::int4) return Order::natural;
+    return span_of(w) == Span::c16 ? Order::sixteens : Order::lanes;
+}
+
+struct Unit {
+    alignas(64) uint8_t tiles[4][kTileBytes];
+    // [scale of the chunk][row]; where they are folded: what is added to two words of bfloat16
+    alignas(64) float scales[8][kTileRows];
+    bool folded;
+};
+
+// Scales of sixteen rows, chunk by chunk in order.
+template <Span kSpan>
+class TileScales {
+  public:
+    // fold: where possible.
+    void start(const Weight& w, int64_t first, int64_t end, bool fold) {
+        fold_ = fold && w.element == Element::e2m1;
+        if constexpr (kSpan != Span::all) {
+            w_ = &w;
+            count_ = (w.columns + w.block_columns - 1) / w.block_columns;
+            for (int64_t r = 0; r < kTileRows; ++r) {
+                at_[r] = w.scale_row(first + r < end ? first + r : end - 1);
+            }
+            shared_ = at_[0] == at_[kTileRows - 1] && w.granularity == Granularity::block;
+            by_byte_ = kSpan == Span::c32   ? w.scale_type == ScaleType::e8m0 && w.block_columns == 32
+                       : kSpan == Span::c16 ? w.scale_type == ScaleType::e4m3 && w.block_columns == 16
+                                            : false;
+        }
+    }
+
+    void chunk(int64_t c, Unit& unit) {
+        constexpr int kCount = scales_of(kSpan);
+        unit.folded = false;
+        if constexpr (kCount > 1) {
+            if (by_byte_) {
+                const int64_t first = c * kCount % 16;
+                if (first == 0) load(c * kCount);
+                unit.folded = kSpan == Span::c32 && foldable_;
+                for (int i = 0; i < kCount; ++i) {
+                    const int64_t code = first + i;
+                    const __m128i codes =
+                        _mm_load_si128(reinterpret_cast<const __m128i*>(codes_[code % 4 * 4 + code / 4]));
+                    if (unit.folded) {
+                        const __m512i e =
+                            _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(kBias));
+                        _mm512_store_si512(unit.scales[i], _mm512_or_si512(_mm512_slli_epi32(e, 7),
+                                                                           _mm512_slli_epi32(e, 23)));
+                    } else {
+                        _mm512_store_ps(unit.scales[i], kSpan == Span::c32 ? avx512_bf16::e8m0_scales(codes)
+                                                                           : avx512_bf16::e4m3_scales(codes));
+                    }
+                }
+                return;
+            }
+        }
+        for (int i = 0; i < kCount; ++i)
+            one((c * kChunk + i * (kChunk / kCount)) / w_->block_columns, unit.scales[i]);
+    }
+
+    static constexpr int kBias = 64;  // the smallest code that is folded, taken off the table's exponents
+
+  private:
+    // One scale of each row. Those beyond the last multiply zeros.
+    void one(int64_t index, float* out) const {
+        if (index >= count_) return _mm512_store_ps(out, _mm512_setzero_ps());
+        if (shared_) return _mm512_store_ps(out, _mm512_set1_ps(scale_value(*w_, at_[0] + index)));
+        for (int r = 0; r < kTileRows; ++r) out[r] = scale_value(*w_, at_[r] + index);
+    }
+
+    // Codes base .. base + 15 of all rows, transposed: code i of the rows lies at [i % 4 * 4 + i / 4].
+    void load(int64_t base) {
+        const __mmask16 have =
+            count_ - base >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count_ - base)) - 1);
+        const __m512i by_code = _mm512_set_epi32(
+            0x3f2f1f0f, 0x3e2e1e0e, 0x3d2d1d0d, 0x3c2c1c0c, 0x3b2b1b0b, 0x3a2a1a0a, 0x39291909, 0x38281808,
+            0x37271707, 0x36261606, 0x35251505, 0x34241404, 0x33231303, 0x32221202, 0x31211101, 0x30201000);
+        const __m128i none = _mm_set1_epi8(120);  // harmless as a code of either type
+        __m512i four[4];                          // of four rows: code by code
+        __mmask64 outside = 0;
+        for (int k = 0; k < 4; ++k) {
+            const auto row = [&](int r) {
+                return _mm_mask_loadu_epi8(none, have, w_->scales + at_[4 * k + r] + base);
+            };
+            __m512i rows = _mm512_castsi128_si512(row(0));
+            rows = _mm512_inserti32x4(rows, row(1), 1);
+            rows = _mm512_inserti32x4(rows, row(2), 2);
+            rows = _mm512_inserti32x4(rows, row(3), 3);
+            outside |=
+                _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(rows, _mm512_set1_epi8(kBias)), _mm512_set1_epi8(126));
+            four[k] = _mm512_permutexvar_epi8(by_code, rows);
+        }
+        foldable_ = fold_ && outside == 0;
+        const __m512i a = _mm512_unpacklo_epi32(four[0], four[1]),
+                      b = _mm512_unpackhi_epi32(four[0], four[1]),
+                      c = _mm512_unpacklo_epi32(four[2], four[3]),
+                      d = _mm512_unpackhi_epi32(four[2], four[3]);
+        _mm512_store_si512(codes_[0], _mm512_unpacklo_epi64(a, c));
+        _mm512_store_si512(codes_[4], _mm512_unpackhi_epi64(a, c));
+        _mm512_store_si512(codes_[8], _mm512_unpacklo_epi64(b, d));
+        _mm512_store_si512(codes_[12], _mm512_unpackhi_epi64(b, d));
+    }
+
+    alignas(64) uint8_t codes_[16][16] = {};
+    const Weight* w_ = nullptr;
+    int64_t count_ = 0;
+    int64_t at_[kTileRows] = {};
+    bool shared_ = false, by_byte_ = false, fold_ = false, foldable_ = false;
+};
+
+// Nibbles by 32 columns (Order::lanes) or by 16 (Order::sixteens), each by a permute of a table of words.
+template <Order kOrder>
+struct TileNibbles {
+    static constexpr int kBytes = 64;
+    static constexpr __mmask32 kNotZero = 0xfefefefe;  // codes 0 and 8 have no exponent to add to
+    __m512i table, small, shifts;
+    explicit TileNibbles(const Weight& w) : table(avx512_bf16::UnpackNibbles(w).table) {
+        const __m512i bias = _mm512_set1_epi16((127 - TileScales<Span::c32>::kBias) << 7);
+        small = _mm512_mask_sub_epi16(table, kNotZero, table, bias);
+        const __m512i by_lane = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0),
+                      by_part = _mm512_set_epi64(3, 2, 1, 0, 3, 2, 1, 0);
+        shifts = _mm512_mullo_epi64(kOrder == Order::lanes ? by_lane : by_part,
+                                    _mm512_set1_epi64(0x0004000400040004));
+    }
+    __m512i words(const uint8_t* codes) const {  // 32 columns, each in the low bits of a word
+        __m512i all;
+        if constexpr (kOrder == Order::lanes) {
+            all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+        } else {
+            all = _mm512_set1_epi64(load<int64_t>(codes));
+            all = _mm512_mask_set1_epi64(all, 0xf0, load<int64_t>(codes, 1));
+        }
+        return _mm512_srlv_epi16(all, shifts);
+    }
+    void operator()(const uint8_t* codes, __m512i* v) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_epi16(words(codes + 16 * i), table);
+    }
+    void tail(const uint8_t* codes, int64_t columns, __m512i* v) const {
+        alignas(64) uint8_t whole[64];
+        _mm512_store_si512(whole, _mm512_maskz_loadu_epi8(first_bytes((columns + 1) / 2), codes));
+        (*this)(whole, v);
+    }
+    // The same times a power of two: `exponents` is added to two words at a time.
+    __m512i folded(const uint8_t* codes, float exponents) const {
+        const __m512i add = _mm512_castps_si512(_mm512_set1_ps(exponents));
+        return _mm512_permutexvar_epi16(words(codes), _mm512_mask_add_epi16(small, kNotZero, small, add));
+    }
+};
+
+// Columns [128 c, 128 c + 128) of rows [first, first + 16), after their scales. Rows from `end` on repeat the
+// last.
+template <class Unpack>
+HADRON_LOCAL void unpack_unit(const Weight& w, const Unpack unpack, int64_t first, int64_t end, int64_t c,
+                              Unit& unit) {
+    const int64_t left = w.columns - c * kChunk,
+                  last = (end - first < kTileRows ? end - first : kTileRows) - 1;
+    const uint8_t* codes = w.codes + first * w.row_bytes + c * Unpack::kBytes;
+    if constexpr (requires { unpack.folded(codes, 0.0f); }) {
+        if (unit.folded) {
+            for (int64_t r = 0; r < kTileRows; ++r) {
+                alignas(64) uint8_t whole[64];
+                const uint8_t* from = codes;
+                if (left < kChunk) {
+                    _mm512_store_si512(whole, _mm512_maskz_loadu_epi8(first_bytes((left + 1) / 2), codes));
+                    from = whole;
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i)
+                    _mm512_store_si512(unit.tiles[i] + r * 64,
+                                       unpack.folded(from + 16 * i, unit.scales[i][r]));
+                if (r < last) codes += w.row_bytes;
+            }
+            return;
+        }
+    }
+    for (int64_t r = 0; r < kTileRows; ++r) {
+        __m512i v[4];
+        if (left >= kChunk) {
+            unpack(codes, v);
+        } else {
+            unpack.tail(codes, left, v);
+        }
+        for (int i = 0; i < 4; ++i) _mm512_store_si512(unit.tiles[i] + r * 64, v[i]);
+        if (r < last) codes += w.row_bytes;
+    }
+}
+
+}  // namespace
+}  // namespace hadron::avx512_amx
