@@ -19,6 +19,7 @@ from hadron.engine.build import build_model, load_weights
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
 from hadron.errors import ChangedError, CheckpointError, PlanError, UnsupportedError, UsageError
+from hadron.kernels.provider import Provider
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Split
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import Binding, ModulePlan
@@ -68,7 +69,7 @@ def planned(
         for part, name in enumerate(spec.provides)
     }
     mapped = MappedCheckpoint(read_facts(folder), named.values())
-    return PlannedWeights(bindings, mapped, device=CPU, declared=options.pop("declared", False), threads=1)
+    return PlannedWeights(bindings, mapped, device=CPU, declared=options.pop("declared", False), kernels=Provider())
 
 
 def fused(shape: tuple[int, ...], split: Split, bias: bool = False) -> ModuleSpec:

@@ -85,7 +85,7 @@ def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Lo
     listed = zip(best.ids[0].tolist(), best.logits[0].tolist(), strict=True)
     known = {token: Logprob(value - total, rank) for rank, (token, value) in enumerate(listed, 1)}
     if chosen not in known:
-        rank = int(logits.ranks(torch.tensor([[chosen]])))
+        rank = int(logits.ranks(torch.tensor([[chosen]], device="cpu")))
         known[chosen] = Logprob(float(logits.values[0, chosen]) - total, rank)
     return {token: entry for token, entry in known.items() if entry.rank <= most or token == chosen}
 
