@@ -21,6 +21,7 @@ from hadron.kernels.select import KernelChoice, providers, select
 from hadron.models.inventory import Section
 from hadron.models.language_model import LanguageModel, model_settings
 from hadron.models.registry import FAMILIES
+from hadron.platforms import numa
 from hadron.preflight.plan import LoadPlan
 
 #: word of `EngineConfig.dtype` -> dtype
@@ -41,7 +42,16 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
         raise PlanError(plan.model, plan.errors, config.flags)
     assert plan.architecture is not None and plan.config is not None
     torch.set_num_threads(threads(config))
-    weights = load_weights(plan, config, progress)
+    device = torch_device(config)
+    # Pages that nobody reads at load lie where the policy in force later puts them.
+    lasting = not (config.prefault or config.mlock)
+    with numa.placement(config.numa if device.type == "cpu" else "none", lasting=lasting):
+        weights = load_weights(plan, config, progress)
+        return _built(plan, config, weights)
+
+
+def _built(plan: LoadPlan, config: EngineConfig, weights: PlannedWeights) -> LanguageModel:
+    assert plan.architecture is not None and plan.config is not None
     settings = model_settings(
         plan.config,
         dtype=_DTYPES[config.dtype],
