@@ -27,6 +27,8 @@ void bind_router(nb::module_& m);
 void bind_kda(nb::module_& m);
 void bind_indexer(nb::module_& m);
 void bind_mla(nb::module_& m);
+void bind_lm_head(nb::module_& m);
+void bind_quantize(nb::module_& m);
 
 namespace {
 
@@ -149,6 +151,8 @@ NB_MODULE(_native, m) {
     bind_kda(m);
     bind_indexer(m);
     bind_mla(m);
+    bind_lm_head(m);
+    bind_quantize(m);
     m.def("dequantize", [](const LevelHandle& l, const Weight& w, uintptr_t out) {
         nb::gil_scoped_release release;
         for (int64_t row = 0; row < w.rows; ++row)

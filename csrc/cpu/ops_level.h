@@ -1,6 +1,6 @@
 // Functions of the smaller operations at one instruction-set level: norms, rope, hyper-connections, router,
-// embedding, KDA. A second table beside Kernels: these have no use for bfloat16 dots, so that level takes
-// the functions of avx512.
+// embedding, KDA, what is asked of logits, quantization of activations. A second table beside Kernels: these
+// have no use for bfloat16 dots, so that level takes the functions of avx512.
 //
 // A function handles one row, one token or one head, and its result depends on nothing else. What is
 // inline here is always inlined: a copy compiled for a wide level must not serve the others.
@@ -72,6 +72,21 @@ struct KdaRun {
     float* state;  // [heads][key][value]
 };
 
+// Of a block of logits: its largest, the sum of e^(x - largest), and how many are not finite; where some
+// are not, only their number is defined.
+struct LogitsSum {
+    float largest;
+    int64_t faults;
+    double sum;
+};
+
+// A number format. mantissa: bits; smallest: exponent of the smallest normal number. Integers have neither.
+struct Grid {
+    int mantissa, smallest;
+    float most, least;
+    bool integer;
+};
+
 struct SmallOps {
     const char* name;
     void (*widen)(const uint8_t* from, Plain type, int64_t n, float* out);
@@ -104,6 +119,11 @@ struct SmallOps {
     // recurrence, gated norm. ahead: the state that this thread takes next, or null.
     void (*kda_head)(const KdaLayer&, const KdaRun&, int64_t head, int64_t first, const float* ahead,
                      uint8_t* scratch);
+    void (*sum_block)(const float* x, int64_t n, LogitsSum* out);
+    // The largest |x[i]|; NaN where one is NaN.
+    float (*magnitude)(const float* x, int64_t n);
+    // y[i] = the value of the grid nearest to x[i] / scale, times scale. y may be x.
+    void (*to_grid)(const float* x, int64_t n, float scale, const Grid&, float* y);
 };
 
 namespace baseline {

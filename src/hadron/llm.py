@@ -80,6 +80,7 @@ class LLM:
         chunk_size: int = 512,
         prefault: bool = False,
         mlock: bool = False,
+        numa: str = "auto",
         report: Report = _silent,
     ) -> None:
         if not isinstance(model, str | os.PathLike):
@@ -98,6 +99,7 @@ class LLM:
             chunk_size=chunk_size,
             prefault=prefault,
             mlock=mlock,
+            numa=numa,
         )
         self.plan: LoadPlan
         self.plan, self._engine, self._tokenizer = assemble(model, self.config, report)

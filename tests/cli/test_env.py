@@ -13,6 +13,7 @@ import torch
 
 from hadron.cli.env import environment
 from hadron.cli.main import run
+from hadron.platforms import numa
 
 
 def test_json_says_what_is_installed_and_what_the_machine_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +26,7 @@ def test_json_says_what_is_installed_and_what_the_machine_is(capsys: pytest.Capt
     assert found["processor"]["architecture"] == platform.machine()
     assert found["processor"]["torch_threads"] == torch.get_num_threads()
     assert found["processor"]["instruction_sets"]
+    assert found["processor"]["numa_nodes"] == len(numa.nodes())
     assert found["memory"]["total"] == psutil.virtual_memory().total
     assert found["gpu"]["devices"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 

@@ -92,7 +92,7 @@ def plan_with(*, fits: int, longest: int) -> LoadPlan:
         weights=1, converted=0, cache_per_token=1000, state_per_sequence=0, max_context=fits, available=10**9
     )
     config = dataclasses.replace(plan.config, max_position=longest)  # type: ignore[type-var]
-    platform = type(plan.platform)("cuda", "cuda", "", 1, 10**9, (), ("reference",))
+    platform = type(plan.platform)("cuda", "cuda", "", 1, 10**9, (), ("reference",), 1)
     return dataclasses.replace(plan, memory=memory, config=config, platform=platform)
 
 

@@ -19,13 +19,16 @@ from hadron.engine.build import build_model, load_weights
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
 from hadron.errors import ChangedError, CheckpointError, PlanError, UnsupportedError, UsageError
+from hadron.kernels.provider import Provider
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Split
+from hadron.platforms import numa
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import Binding, ModulePlan
 from hadron.quantization import scheme as s
 from hadron.quantization.scheme import NO_ACTIVATION, PLAIN_STORAGE, QuantizationScheme, Storage
 from tests.conftest import checkpoint_names
 from tests.kernels import formats as f
+from tests.platforms.test_numa import needs_policy
 from tests.tiny.draft import Draft
 
 CPU = torch.device("cpu")
@@ -68,7 +71,7 @@ def planned(
         for part, name in enumerate(spec.provides)
     }
     mapped = MappedCheckpoint(read_facts(folder), named.values())
-    return PlannedWeights(bindings, mapped, device=CPU, declared=options.pop("declared", False), threads=1)
+    return PlannedWeights(bindings, mapped, device=CPU, declared=options.pop("declared", False), kernels=Provider())
 
 
 def fused(shape: tuple[int, ...], split: Split, bias: bool = False) -> ModuleSpec:
@@ -282,12 +285,34 @@ def test_progress_and_prefault(checkpoints: Path) -> None:
         ({"threads": 0}, "--threads", "a whole number of at least 1"),
         ({"max_context": True}, "--max-context", "a whole number of at least 1"),
         ({"device": "cuda", "mlock": True}, "--mlock", "nothing with --device cuda"),
+        ({"device": "cuda", "numa": "interleave"}, "--numa", "nothing with --device cuda"),
+        ({"numa": "bind"}, "--numa", "auto, none, interleave, bind:<node>"),
+        ({"numa": 0}, "--numa", "auto, none, interleave, bind:<node>"),
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, Any], flag: str, accepted: str) -> None:
     with pytest.raises(UsageError) as caught:
         EngineConfig(**options)
     assert flag in str(caught.value) and accepted in str(caught.value)
+
+
+@needs_policy
+@pytest.mark.parametrize("read", [{"prefault": True}, {}])
+def test_weights_are_read_under_the_policy_that_was_asked_for(checkpoints: Path, read: dict[str, bool]) -> None:
+    """Taken back where they were read at load; in force where they are read later."""
+    seen: dict[str, numa.Policy] = {}
+
+    def record(progress: Progress) -> None:
+        seen[progress.phase] = numa.current()
+
+    try:
+        build_model(make_plan(checkpoints / "glm52-bf16"), EngineConfig(numa="bind:0", threads=1, **read), record)
+        after = numa.current()
+    finally:
+        numa.apply(numa.Policy(0))
+    bound = numa.Policy(2, (0,))
+    assert seen["map"] == bound and set(seen.values()) == {bound} and len(seen) == (2 if read else 1)
+    assert after == (numa.Policy(0) if read else bound)
 
 
 def test_a_device_that_torch_does_not_see(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:

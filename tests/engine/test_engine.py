@@ -19,6 +19,8 @@ from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
 from hadron.errors import CapacityError, NumericsError, RequestError
+from hadron.kernels.provider import Provider
+from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.tokenizer import Tokenizer
 
@@ -71,13 +73,13 @@ class Arithmetic:
         batch.advance()
         return torch.tensor(out, dtype=torch.float64)[:, None]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor) -> Logits:
         self.heads += hidden.shape[0]
         logits = torch.zeros(hidden.shape[0], VOCABULARY)
         logits[torch.arange(hidden.shape[0]), hidden[:, 0].long() % VOCABULARY] = 5
         if self.fail_at is not None and self.heads >= self.fail_at:
             logits[-1, 3] = float("nan")
-        return logits
+        return Logits.of(logits, Provider())
 
 
 def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True, **options: Any) -> tuple[Engine, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadron.engine import sampler
 from hadron.errors import NumericsError
+from hadron.kernels.provider import Provider
+from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 
 # Far enough apart that no two implementations of exp put neighbours in another order.
@@ -20,6 +24,20 @@ ROWS = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40).map(lambd
 
 def filled(**values: object) -> SamplingParams:
     return SamplingParams(**values).with_defaults({})  # type: ignore[arg-type]
+
+
+def held(row: np.ndarray) -> Logits:
+    """A row of logits as the head keeps it."""
+    return Logits.of(torch.from_numpy(row)[None], Provider())
+
+
+def token(row: np.ndarray, params: SamplingParams, *, seed: int, position: int) -> int:
+    return sampler.choose(held(row), params, seed=seed, position=position).token
+
+
+def candidates(row: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    assert params.top_k is not None
+    return sampler.candidates(held(row), held(row).best(max(1, params.top_k)), params)
 
 
 def by_definition(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
@@ -51,46 +69,47 @@ def test_candidates_are_those_of_the_definition(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     expected = by_definition([float(x) for x in logits], temperature, top_k, top_p, min_p)
-    ids, weights = sampler.candidates(logits, filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    params = filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    ids, weights = candidates(logits, params)
     assert sorted(ids.tolist()) == sorted(expected)
     np.testing.assert_allclose(weights / weights.sum(), [expected[int(i)] for i in ids], rtol=1e-9)
 
 
 def test_draws_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.125, 0.25, 0.125], np.float32))
-    drawn = [sampler.sample(logits, filled(), seed=7, position=p) for p in range(8000)]
+    drawn = [token(logits, filled(), seed=7, position=p) for p in range(8000)]
     observed = np.bincount(drawn, minlength=4) / len(drawn)
     np.testing.assert_allclose(observed, [0.5, 0.125, 0.25, 0.125], atol=0.02)  # 3.6 standard deviations
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     logits = np.random.default_rng(0).normal(size=100).astype(np.float32)
-    drawn = {(s, p): sampler.sample(logits, filled(), seed=s, position=p) for s in range(4) for p in range(50)}
-    for (seed, position), token in reversed(drawn.items()):
-        assert sampler.sample(logits, filled(), seed=seed, position=position) == token
+    drawn = {(s, p): token(logits, filled(), seed=s, position=p) for s in range(4) for p in range(50)}
+    for (seed, position), expected in reversed(drawn.items()):
+        assert token(logits, filled(), seed=seed, position=position) == expected
     assert len({tuple(drawn[s, p] for p in range(50)) for s in range(4)}) == 4
     assert len({drawn[0, p] for p in range(50)}) > 10
 
 
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
     logits = np.array([0, 3, 3, 1, 3], np.float32)
-    assert sampler.sample(logits, filled(temperature=0), seed=1, position=0) == 1
+    assert token(logits, filled(temperature=0), seed=1, position=0) == 1
 
 
 def test_top_k_takes_the_lowest_ids_of_equals() -> None:
-    ids, _ = sampler.candidates(np.array([1, 2, 2, 3, 2], np.float32), filled(top_k=3))
+    ids, _ = candidates(np.array([1, 2, 2, 3, 2], np.float32), filled(top_k=3))
     assert sorted(ids.tolist()) == [1, 2, 3]
 
 
 def test_a_tiny_top_p_is_greedy() -> None:
     logits = np.array([0, 3, 3, 1, 3], np.float32)
-    assert sampler.candidates(logits, filled(top_p=5e-324, temperature=0.5))[0].tolist() == [1]
+    assert candidates(logits, filled(top_p=5e-324, temperature=0.5))[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-9])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     logits = np.array([-3e38, 2, 5, 3e38, 1], np.float32)
-    assert sampler.sample(logits, filled(temperature=temperature), seed=0, position=3) == 3
+    assert token(logits, filled(temperature=temperature), seed=0, position=3) == 3
 
 
 @settings(max_examples=200, deadline=None)
@@ -99,7 +118,8 @@ def test_logprobs_are_those_of_the_raw_logits(logits: np.ndarray, most: int, dat
     chosen = data.draw(st.integers(0, len(logits) - 1))
     total = math.log(math.fsum(math.exp(float(x)) for x in logits))
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
-    row = sampler.logprobs(logits, chosen, most)
+    rows = held(logits)
+    row = sampler.logprobs(rows, rows.best(most), chosen, most)
     expected = order[:most] + ([chosen] if chosen not in order[:most] else [])
     assert list(row) == expected
     for token, entry in row.items():
@@ -112,6 +132,25 @@ def test_logprobs_are_those_of_the_raw_logits(logits: np.ndarray, most: int, dat
 def test_logits_that_are_not_finite_fail_the_request(temperature: float, value: float) -> None:
     logits = np.array([0, value, 1], np.float32)
     with pytest.raises(NumericsError, match="not finite") as caught:
-        sampler.sample(logits, filled(temperature=temperature), seed=0, position=12)
+        token(logits, filled(temperature=temperature), seed=0, position=12)
     assert caught.value.where == "position 12, token 1"
     assert "1 of 3 logits" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0}, {"temperature": 0, "logprobs": 0}, {"temperature": 0, "logprobs": 3},
+        {"temperature": 2, "top_k": 4}, {"temperature": 2, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "logprobs": 9},
+    ],
+)  # fmt: skip
+def test_the_whole_row_is_taken_only_where_any_token_may_be_drawn(asked: dict[str, Any]) -> None:
+    row = np.random.default_rng(3).normal(size=50).astype(np.float32)
+    best = Provider().function("lm_head", "best")
+    out_of_reach: Any = None
+    kept = Logits(out_of_reach, lambda _, count: best(torch.from_numpy(row)[None], count), out_of_reach)
+    for position in range(20):
+        expected = sampler.choose(held(row), filled(**asked), seed=1, position=position)
+        assert sampler.choose(kept, filled(**asked), seed=1, position=position) == expected
+    with pytest.raises(TypeError, match="not subscriptable"):
+        sampler.choose(kept, filled(temperature=2), seed=1, position=0)

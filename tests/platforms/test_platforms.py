@@ -23,21 +23,21 @@ MEMINFO = "MemTotal:       16384 kB\nMemFree:        1 kB\n"
 
 
 def test_a_processor_is_described_by_its_first_core() -> None:
-    found = cpu.describe(EPYC, MEMINFO, None, 2)
+    found = cpu.describe(EPYC, MEMINFO, None, 2, 8)
     assert (found.name, found.description, found.cores) == ("cpu", "AMD EPYC 9654 96-Core Processor", 2)
     assert found.features == (
         "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vbmi", "avx512_vnni", "avx512_bf16",
     )  # fmt: skip
-    assert found.memory == 16384 * 1024 and found.providers == ("cpu", "reference")
+    assert found.memory == 16384 * 1024 and found.providers == ("cpu", "reference") and found.nodes == 8
 
 
 def test_arm_names_its_features_otherwise() -> None:
-    assert cpu.describe(GRAVITON, MEMINFO, None, 1).features == ("neon", "sve")
+    assert cpu.describe(GRAVITON, MEMINFO, None, 1, 1).features == ("neon", "sve")
 
 
 def test_a_control_group_bounds_the_memory() -> None:
-    assert cpu.describe(EPYC, MEMINFO, 1 << 20, 2).memory == 1 << 20
-    assert cpu.describe(EPYC, MEMINFO, 1 << 40, 2).memory == 16384 * 1024
+    assert cpu.describe(EPYC, MEMINFO, 1 << 20, 2, 1).memory == 1 << 20
+    assert cpu.describe(EPYC, MEMINFO, 1 << 40, 2, 1).memory == 16384 * 1024
 
 
 def test_this_machine_is_described() -> None:

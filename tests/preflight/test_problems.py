@@ -261,7 +261,7 @@ def test_all_problems_come_at_once(fp8: Draft, tmp_path: Path) -> None:
 def test_weights_beyond_the_memory_are_a_warning(fp8: Draft, tmp_path: Path) -> None:
     plan = make_plan(fp8.write(tmp_path))
     assert plan.memory.weights > 1_000_000 and plan.memory.max_context == 4096
-    small = type(plan.platform)("cpu", "cpu", "a small machine", 2, 1_000_000, (), ("reference",))
+    small = type(plan.platform)("cpu", "cpu", "a small machine", 2, 1_000_000, (), ("reference",), 1)
     tight = plan_facts(plan.facts, Wishes(), small)
     warning = only(tight, "HC503")
     assert tight.ok and "accepted up to 0.0 GB on a small machine" in warning.message and "disk" in warning.hint
@@ -289,7 +289,7 @@ def test_a_declared_static_scale_that_the_file_lacks_is_a_note(checkpoints: Path
 
 def test_no_attention_backend_is_refused_with_every_reason(fp8: Draft, tmp_path: Path) -> None:
     plan = make_plan(fp8.write(tmp_path))
-    strange = type(plan.platform)("metal", "metal", "a machine that nothing runs on", 2, 10**9, (), ("reference",))
+    strange = type(plan.platform)("metal", "metal", "a machine that nothing runs on", 2, 10**9, (), ("reference",), 1)
     other = plan_facts(plan.facts, Wishes(), strange)
     refused = only(other, "HC502")
     assert not other.ok and "cpu runs on cpu, not on metal" in refused.message

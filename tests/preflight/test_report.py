@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hadron.checkpoint.facts import Facts, Shard, Tensor
@@ -38,7 +40,7 @@ MXFP4_DYNAMIC = ActivationScheme(Element.E2M1, Granularity.GROUP, 32, "e8m0", dy
 FP8_GROUP = ActivationScheme(Element.E4M3, Granularity.GROUP, 128, "float", dynamic=True)
 LINEAR = KernelChoice("linear", "reference", "hadron.kernels.reference.linear:linear")
 GLOBAL, FACTS = DecidedBy(Source.GLOBAL, "global_quant_config"), DecidedBy(Source.FACTS)
-PLATFORM = Platform("cpu", "cpu", "Fictional CPU", 8, 64_000_000_000, ("avx2",), ("reference",))
+PLATFORM = Platform("cpu", "cpu", "Fictional CPU", 8, 64_000_000_000, ("avx2",), ("reference",), 1)
 SIZES = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4, "I32": 4}
 
 
@@ -151,6 +153,8 @@ def test_the_machine_stands_on_a_line_of_its_own(plans: Plans) -> None:
     machine = [line for line in lines if "Fictional" in line or "64.0 GB" in line or "4,096" in line]
     level = native.level_name() if native.levels() else "no native kernels"
     assert machine == [f"machine    cpu, Fictional CPU, 8 cores, {level}, 64.0 GB memory, room for 4,096 tokens"]
+    two = replace(plans.plan(), platform=msgspec.structs.replace(PLATFORM, nodes=2))
+    assert any(f"Fictional CPU, 8 cores on 2 NUMA nodes, {level}" in line for line in text(two))
 
 
 def test_converted_weights_are_told(plans: Plans) -> None:

@@ -81,13 +81,14 @@ class Sequence:
         return self._cache
 
     def step(self, ids: list[int]) -> torch.Tensor:
-        """Take tokens; float32 [1, vocabulary], the logits of the last."""
+        """Take tokens and choose the likeliest next; float32 [1, vocabulary], the logits of the last."""
         self._manager.grow(self._cache, len(ids))
         with torch.inference_mode():
             hidden = self._model.forward(make_batch([RequestStep(self._cache, ids)], self._pages, self._states))
-            logits = self._model.logits(hidden[-1:])
+            logits = self._model.head(hidden[-1:])
+            logits.best(1)
         self._manager.commit(self._cache, ids)
-        return logits
+        return logits.values
 
 
 def _fill(tensor: torch.Tensor, random: torch.Generator) -> None:

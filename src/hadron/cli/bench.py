@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hadron.cli.options import NUMA, NUMA_HELP
 from hadron.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ _MODEL_OPTIONS = (
         help="Of activations and caches.",
     ),
     click.option("--prefault/--no-prefault", default=True, show_default=True, help="Read the weights before."),
+    click.option("--numa", default="auto", show_default=True, metavar=NUMA, help=NUMA_HELP),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/bench.md)."),
 )  # fmt: skip
 
@@ -188,7 +190,7 @@ def _measure(
     from hadron.cli import console
     from hadron.engine.config import EngineConfig
 
-    config = EngineConfig(**{name: how[name] for name in ("threads", "kernels", "dtype", "prefault")})
+    config = EngineConfig(**{name: how[name] for name in ("threads", "kernels", "dtype", "prefault", "numa")})
     asked = model.Asked(contexts=contexts, tokens=tokens, steps=steps)
     with console.progress("measuring", unit="lengths") as advance:
         found = model.measure(how["model"], config, asked, isa=how["isa"], progress=advance)

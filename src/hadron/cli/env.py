@@ -58,6 +58,7 @@ def environment() -> dict[str, dict[str, Any]]:
             "instruction_sets": list(processor.features),
             "cores": processor.cores,
             "cores_physical": psutil.cpu_count(logical=False),
+            "numa_nodes": processor.nodes,
             "native_kernels": _native_level(),
             "native_levels": list(native.levels()),
             "torch_threads": torch.get_num_threads(),

@@ -18,6 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = EngineConfig()
 
+NUMA = "[auto|none|interleave|bind:<node>]"
+NUMA_HELP = "On which NUMA nodes the weights lie (docs/native.md)."
+
 
 class GroupedOption(click.Option):
     """An option that knows the heading it is listed under."""
@@ -96,6 +99,7 @@ def engine_options(function: F) -> F:
                    help="Most tokens of a prompt in one step."),
             option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
             option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
+            option("--numa", default=_DEFAULTS.numa, show_default=True, group=group, metavar=NUMA, help=NUMA_HELP),
         ],
         function,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from hadron.kernels.select import KernelChoice, providers, select
 from hadron.models.inventory import Section
 from hadron.models.language_model import LanguageModel, model_settings
 from hadron.models.registry import FAMILIES
+from hadron.platforms import numa
 from hadron.preflight.plan import LoadPlan
 
 #: word of `EngineConfig.dtype` -> dtype
@@ -41,13 +42,22 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
         raise PlanError(plan.model, plan.errors, config.flags)
     assert plan.architecture is not None and plan.config is not None
     torch.set_num_threads(threads(config))
-    weights = load_weights(plan, config, progress)
+    device = torch_device(config)
+    # Pages that nobody reads at load lie where the policy in force later puts them.
+    lasting = not (config.prefault or config.mlock)
+    with numa.placement(config.numa if device.type == "cpu" else "none", lasting=lasting):
+        weights = load_weights(plan, config, progress)
+        return _built(plan, config, weights)
+
+
+def _built(plan: LoadPlan, config: EngineConfig, weights: PlannedWeights) -> LanguageModel:
+    assert plan.architecture is not None and plan.config is not None
     settings = model_settings(
         plan.config,
         dtype=_DTYPES[config.dtype],
         device=torch_device(config),
         attention=_attention(plan),
-        kernels=_provider(plan, config),
+        kernels=kernel_provider(plan, config),
     )
     family = importlib.import_module(FAMILIES[plan.architecture].model)
     model: LanguageModel = family.build(plan.config, weights, settings)
@@ -64,7 +74,7 @@ def load_weights(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _s
     device = torch_device(config)
     mapped = MappedCheckpoint(plan.facts, names, progress)
     weights = PlannedWeights(
-        bindings, mapped, device=device, declared=_declared(config), threads=threads(config)
+        bindings, mapped, device=device, declared=_declared(config), kernels=kernel_provider(plan, config)
     )  # fmt: skip
     if config.prefault:
         mapped.prefault()
@@ -95,8 +105,8 @@ def _declared(config: EngineConfig) -> bool:
     return config.activation_quantization == "declared"
 
 
-def _provider(plan: LoadPlan, config: EngineConfig) -> Provider:
-    """Where layers take the functions of operations without a weight of their own."""
+def kernel_provider(plan: LoadPlan, config: EngineConfig) -> Provider:
+    """Where layers take the functions of operations without a weight of their own, and how many threads."""
     asked = providers(config.kernels, plan.platform.providers)
     chosen = {}
     for operation in OPERATIONS:
@@ -104,8 +114,9 @@ def _provider(plan: LoadPlan, config: EngineConfig) -> Provider:
         if isinstance(choice, KernelChoice):
             chosen[operation] = choice.provider
     if _declared(config):
-        # Emulation quantizes between the products of a block, so blocks are put together from products.
-        chosen |= {"mlp": "reference", "moe": "reference"}
+        # Emulation quantizes between the products of a block, so blocks are put together from products;
+        # and those are the reference's, which a native router cannot read its gate from.
+        chosen |= {"mlp": "reference", "moe": "reference", "router": "reference"}
     return Provider(chosen, threads=threads(config))
 
 

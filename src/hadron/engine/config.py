@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hadron.errors import UsageError
+from hadron.platforms import numa
 
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda")
@@ -27,6 +28,8 @@ class EngineConfig:
     chunk_size: most tokens of a prompt in one step; more is faster and needs more memory.
     prefault: read every page of the weights before the first token.
     mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
+    numa: whose memory the pages of the weights lie in, on a machine with several nodes: `interleave` takes
+    turns, `bind:<node>` one node; `auto` interleaves where there are several, `none` leaves it to the system.
     """
 
     kernels: str = "auto"
@@ -39,6 +42,7 @@ class EngineConfig:
     chunk_size: int = 512
     prefault: bool = False
     mlock: bool = False
+    numa: str = "auto"
 
     @property
     def flags(self) -> str:
@@ -60,9 +64,13 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise _refused(name, value, "a whole number of at least 1, or nothing")
-        if self.device != "cpu" and (self.prefault or self.mlock):
-            name = "prefault" if self.prefault else "mlock"
-            raise _refused(name, True, "nothing with --device cuda: the weights are copied to the device")
+        if not isinstance(self.numa, str) or not numa.is_word(self.numa):
+            raise _refused("numa", self.numa, numa.ACCEPTED)
+        if self.device != "cpu":
+            for name, unused in {"prefault": (False,), "mlock": (False,), "numa": ("auto", "none")}.items():
+                if getattr(self, name) not in unused:
+                    nothing = "nothing with --device cuda: the weights are copied to the device"
+                    raise _refused(name, getattr(self, name), nothing)
 
 
 def _refused(name: str, value: object, accepted: str) -> UsageError:

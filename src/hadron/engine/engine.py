@@ -19,6 +19,7 @@ from hadron.engine import sampler
 from hadron.engine.request import Logprob, Request, State, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.errors import CapacityError, RequestError
+from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -131,8 +132,8 @@ class Engine:
             last = len(tokens) == request.num_uncomputed
             (logits,) = self._runner.run([RequestStep(cache, tokens)], [int(last)])
             request.computed += len(tokens)
-            if last:
-                events.append(self._accept(request, logits[0]))
+            if logits is not None:
+                events.append(self._accept(request, logits))
         self._release_finished()
         return events
 
@@ -149,7 +150,9 @@ class Engine:
         try:
             for start in range(0, len(ids), self._chunk_size):
                 piece = ids[start : start + self._chunk_size]
-                rows += self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                (logits,) = self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                assert logits is not None
+                rows.append(logits.checked().cpu().numpy())
         finally:
             self._runner.release(cache)
         return np.concatenate(rows)
@@ -162,11 +165,10 @@ class Engine:
             request.state = State.RUNNING
             self._running.append((request, cache))
 
-    def _accept(self, request: Request, logits: NDArray[np.float32]) -> TokenEvent:
-        token = sampler.sample(logits, request.params, seed=request.seed, position=request.num_tokens)
-        row = None
-        if request.params.logprobs is not None:
-            row = _with_text(sampler.logprobs(logits, token, request.params.logprobs), self._tokenizer)
+    def _accept(self, request: Request, logits: Logits) -> TokenEvent:
+        choice = sampler.choose(logits, request.params, seed=request.seed, position=request.num_tokens)
+        token = choice.token
+        row = None if choice.logprobs is None else _with_text(choice.logprobs, self._tokenizer)
         text = request.append(token, row)
         reason = None if request.finish_reason is None else str(request.finish_reason)
         return TokenEvent(request.request_id, token, text, reason)

@@ -7,10 +7,9 @@ It decides nothing. Every step is the same whether it is a whole prompt, a piece
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections, make_batch
 from hadron.cache.blocks import BlockPool
@@ -18,6 +17,7 @@ from hadron.cache.manager import CacheManager, SequenceCache
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
+from hadron.layers.logits import Logits
 from hadron.models.language_model import LanguageModel
 
 
@@ -42,8 +42,8 @@ class Runner:
 
     def run(
         self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None
-    ) -> list[NDArray[np.float32]]:
-        """Take the steps' tokens into their caches; for each, logits [wanted, vocabulary] of its last tokens.
+    ) -> list[Logits | None]:
+        """Take the steps' tokens into their caches; for each, the logits of its last tokens, where any are wanted.
 
         selections: of the only step's request, to be recorded or imposed.
 
@@ -57,14 +57,11 @@ class Runner:
             rows = [
                 row for (_, end), count in zip(batch.ranges, wanted, strict=True) for row in range(end - count, end)
             ]
-            logits = self._logits(hidden, rows)
+            logits = self.model.head(hidden[torch.tensor(rows, device=hidden.device)]) if rows else None
         for step in steps:
             self._manager.commit(step.cache, step.token_ids)
-        return np.split(logits, np.cumsum(wanted)[:-1])
-
-    def _logits(self, hidden: torch.Tensor, rows: list[int]) -> NDArray[np.float32]:
-        if not rows:
-            return np.zeros((0, 0), np.float32)
-        picked = hidden[torch.tensor(rows, device=hidden.device)]
-        values: NDArray[np.float32] = self.model.logits(picked).float().cpu().numpy()
-        return values
+        ends = list(accumulate(wanted))
+        return [
+            logits.rows(end - count, end) if logits is not None and count else None
+            for end, count in zip(ends, wanted, strict=True)
+        ]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hadron.checkpoint.load import MappedCheckpoint
-from hadron.engine.build import threads, torch_device
+from hadron.engine.build import kernel_provider, torch_device
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
 from hadron.errors import PlanError, RequestError
@@ -51,7 +51,7 @@ def linear(
         mapped,
         device=torch_device(config),
         declared=activation_quantization == "declared",
-        threads=threads(config),
+        kernels=kernel_provider(plan, config),
     )
     product = weights.linear(name)
     weights.finish()

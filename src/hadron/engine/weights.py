@@ -25,8 +25,8 @@ _OF_WEIGHT = ("weight", "scale", "global_scale", "zero_point")
 class PlannedWeights:
     """Implements `layers.weights.Weights`. bindings: runtime name -> where it lies, the sections to run.
 
-    declared: emulate the activation quantization that the checkpoint declares. threads: of native
-    kernels.
+    declared: emulate the activation quantization that the checkpoint declares. kernels: where `quantize`
+    is taken from, and the threads of native kernels.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class PlannedWeights:
         *,
         device: torch.device,
         declared: bool,
-        threads: int,
+        kernels: Provider,
     ) -> None:
         self._bindings = bindings
         self._mapped = mapped
         self._device = device
         self._declared = declared
-        self._threads = threads
-        self._bind_quantize = Provider().function("quantize", "bind")
+        self._threads = kernels.threads
+        self._bind_quantize = kernels.function("quantize", "bind")
         self._asked: set[str] = set()
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
         self._stored: dict[tuple[str, int | None], StoredWeight] = {}

@@ -6,6 +6,7 @@ import torch
 
 from hadron.errors import RequestError
 from hadron.kernels.provider import Provider
+from hadron.layers.logits import Logits
 from hadron.layers.weights import Weights
 
 
@@ -35,12 +36,12 @@ class LmHead:
     def __init__(self, name: str, tied: str, weights: Weights, kernels: Provider) -> None:
         self._linear = weights.linear(name) if name in weights else None
         self._table = None if self._linear else weights.tensor(tied)
-        self._logits = kernels.function("lm_head", "logits")
+        self._logits, self._best, self._ranks = (
+            kernels.function("lm_head", function) for function in ("logits", "best", "ranks")
+        )
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden] -> float32 [n, vocabulary]."""
+    def __call__(self, hidden: torch.Tensor) -> Logits:
+        """Logits of hidden [n, hidden], kept here until somebody asks for them."""
         # Widened first: a product returns its input's dtype, and logits are not rounded.
-        if self._linear is not None:
-            return self._linear(hidden.float())
-        out: torch.Tensor = self._logits(hidden, self._table)
-        return out
+        values = self._linear(hidden.float()) if self._linear is not None else self._logits(hidden, self._table)
+        return Logits(values, self._best, self._ranks)

@@ -9,7 +9,7 @@ class Platform(Struct, frozen=True):
     """name: `cpu`, `cuda` or `rocm`. device: torch's word for it. memory: bytes usable in all.
 
     features: instruction sets (`avx2`, `avx512f`, …) or compute capability. providers: kernel
-    providers in the order they are asked.
+    providers in the order they are asked. nodes: of NUMA, with memory of the processor's.
     """
 
     name: str
@@ -19,3 +19,4 @@ class Platform(Struct, frozen=True):
     memory: int
     features: tuple[str, ...]
     providers: tuple[str, ...]
+    nodes: int

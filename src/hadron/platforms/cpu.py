@@ -6,6 +6,7 @@ import os
 import platform as host
 from pathlib import Path
 
+from hadron.platforms import numa
 from hadron.platforms.base import Platform
 
 #: flag in /proc/cpuinfo -> name used here; the order is from narrow to wide
@@ -19,12 +20,13 @@ INSTRUCTION_SETS: dict[str, str] = {
 def detect() -> Platform:
     """This machine's processor."""
     return describe(
-        Path("/proc/cpuinfo").read_text(errors="replace"), Path("/proc/meminfo").read_text(), cgroup_limit(), cores()
-    )
+        Path("/proc/cpuinfo").read_text(errors="replace"), Path("/proc/meminfo").read_text(), cgroup_limit(), cores(),
+        len(numa.nodes()),
+    )  # fmt: skip
 
 
-def describe(cpuinfo: str, meminfo: str, limit: int | None, count: int) -> Platform:
-    """The platform that those files describe. limit: bytes a control group allows, or None."""
+def describe(cpuinfo: str, meminfo: str, limit: int | None, count: int, nodes: int) -> Platform:
+    """The platform that those files describe. limit: bytes a control group allows, or None. nodes: of NUMA."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -34,7 +36,7 @@ def describe(cpuinfo: str, meminfo: str, limit: int | None, count: int) -> Platf
     name = fields.get("model name") or fields.get("Processor") or host.machine()
     features = tuple(shown for flag, shown in INSTRUCTION_SETS.items() if flag in flags)
     memory = total if limit is None else min(total, limit)
-    return Platform("cpu", "cpu", name, count, memory, features, ("cpu", "reference"))
+    return Platform("cpu", "cpu", name, count, memory, features, ("cpu", "reference"), nodes)
 
 
 def cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+from hadron.platforms import numa
 from hadron.platforms.base import Platform
 from hadron.platforms.cpu import cores
 
@@ -31,5 +32,5 @@ def describe(listing: str) -> Platform | None:
     name, mebibytes, capability = fields
     return Platform(
         "cuda", "cuda", name, cores(), int(mebibytes) << 20, (f"sm_{capability.replace('.', '')}",),
-        ("triton", "reference"),
+        ("triton", "reference"), len(numa.nodes()),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hadron.platforms import numa
 from hadron.platforms.base import Platform
 from hadron.platforms.cpu import cores
 
@@ -28,5 +29,7 @@ def detect(nodes: Path = _NODES) -> Platform | None:
         except (OSError, ValueError, KeyError):
             continue
         gfx = f"gfx{target // 10000}{target // 100 % 100:x}{target % 100:x}"
-        return Platform("rocm", "cuda", name or gfx, cores(), memory, (gfx,), ("triton", "reference"))
+        return Platform(
+            "rocm", "cuda", name or gfx, cores(), memory, (gfx,), ("triton", "reference"), len(numa.nodes())
+        )  # fmt: skip
     return None

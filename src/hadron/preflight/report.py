@@ -273,9 +273,10 @@ def _memory(plan: LoadPlan) -> Iterator[Line]:
     )
     machine = plan.platform
     native_level = native.level_name() if native.levels() else "no native kernels"
+    nodes = f" on {machine.nodes} NUMA nodes" if machine.nodes > 1 else ""
     yield from _labelled(
         "machine",
-        f"{machine.device}, {machine.description}, {machine.cores} cores, {native_level}, "
+        f"{machine.device}, {machine.description}, {machine.cores} cores{nodes}, {native_level}, "
         f"{bytes_text(memory.available)} memory, "
         f"room for {memory.max_context:,} tokens",
     )

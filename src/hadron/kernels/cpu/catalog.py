@@ -1,4 +1,4 @@
-"""Native kernels for the CPU: products from packed weights. What is not native yet runs on `reference`."""
+"""Native kernels for the CPU: every operation, products from packed weights. `reference` runs other schemes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _ROWS = (
     Kernel("norm", "hadron.kernels.cpu.norm", PLAIN_ELEMENTS),
     Kernel("rope", "hadron.kernels.cpu.rope"),
     Kernel("embedding", "hadron.kernels.cpu.embedding", PLAIN_ELEMENTS),
+    Kernel("quantize", "hadron.kernels.cpu.quantize.bind"),
 )
 
 CATALOG = (

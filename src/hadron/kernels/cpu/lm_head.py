@@ -1,13 +1,17 @@
-"""Native `lm_head`: logits from a table of rows that head and embedding share.
+"""Native `lm_head`: logits from a table of rows that head and embedding share, and what is asked of logits.
 
-A head of its own is a `linear`.
+A head of its own is a `linear`. The bits of a log-sum-exp depend on its row alone.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hadron.kernels.cpu.linear import Product
+from hadron.kernels.cpu.native import extension
+from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.stored import stored_weight
 from hadron.quantization.dtypes import PLAIN
 from hadron.quantization.scheme import PLAIN_STORAGE, parse_scheme
@@ -21,3 +25,34 @@ def logits(hidden: torch.Tensor, table: torch.Tensor, threads: int = 1) -> torch
     shape = (table.shape[0], table.shape[1])
     weight = stored_weight("lm_head", scheme, PLAIN_STORAGE, shape, {"weight": table})
     return Product(weight, None, threads)(hidden)
+
+
+def best(
+    logits: torch.Tensor, count: int, *, threads: int = 1, level: Any = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ids int64 and logits float32 [n, count] of the largest, log-sum-exp float64 [n], faults int64 [n]."""
+    rows, size = logits.shape
+    count = min(count, size)
+    ids, values = torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count)
+    sums, faults = torch.empty(rows, dtype=torch.float64), torch.empty(rows, dtype=torch.int64)
+    extension().best_logits(
+        level or current_level(), _address(logits), rows, size, count, ids.data_ptr(), values.data_ptr(),
+        sums.data_ptr(), faults.data_ptr(), threads,
+    )  # fmt: skip
+    return ids, values, sums, faults
+
+
+def ranks(logits: torch.Tensor, ids: torch.Tensor, *, threads: int = 1) -> torch.Tensor:
+    """Where ids int64 [n, m] stand in the order of `best`, 1 the first: int64 [n, m]."""
+    asked = ids.contiguous()
+    assert asked.shape[0] == logits.shape[0] and asked.dtype is torch.int64, "a row of ids for each row"
+    out = torch.empty_like(asked)
+    extension().rank_logits(
+        _address(logits), *logits.shape, asked.data_ptr(), asked.shape[1], out.data_ptr(), threads
+    )  # fmt: skip
+    return out
+
+
+def _address(logits: torch.Tensor) -> int:
+    assert logits.is_contiguous() and logits.dtype is torch.float32, "logits are float32 rows side by side"
+    return logits.data_ptr()

@@ -1,6 +1,7 @@
-"""Definition of `lm_head`: logits from a table of rows, one a token of the vocabulary.
+"""Definition of `lm_head`: logits from a table of rows, one a token, and what is asked of rows of logits.
 
-Used where head and embedding are one table; a head of its own is a `linear`.
+`logits` is used where head and embedding are one table; a head of its own is a `linear`. `best` and
+`ranks` take what either computed, so that nobody needs the whole row to choose the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -15,3 +16,22 @@ def logits(hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """hidden [n, hidden], table [vocabulary, hidden] -> float32 [n, vocabulary]."""
     x = hidden.float()
     return torch.cat([x @ part.float().T for part in torch.split(table, ROWS)], dim=-1)
+
+
+def best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `count` largest of each row of float32 [n, vocabulary], best first, the lowest id first on a tie.
+
+    -> ids int64 and logits float32 [n, count] (all of a smaller vocabulary), log-sum-exp of the whole row
+    float64 [n], and int64 [n]: how many of its logits are not finite. Where some are not, only that
+    number is defined.
+    """
+    values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
+    sums = torch.logsumexp(logits.double(), dim=-1)
+    return ids[:, :count], values[:, :count], sums, (~torch.isfinite(logits)).sum(dim=-1)
+
+
+def ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Where ids int64 [n, m] stand in the order of `best`, 1 the first: int64 [n, m]. logits: finite."""
+    own = logits.gather(1, ids)[..., None]
+    ties = (logits[:, None] == own) & (torch.arange(logits.shape[1], device=ids.device) < ids[..., None])
+    return ((logits[:, None] > own) | ties).sum(dim=-1) + 1

@@ -1,9 +1,9 @@
 """Definition of `quantize`: what a declared activation quantization makes of the input of a product.
 
 Quantized and dequantized again, in float32 throughout, groups along the columns of one token, ties to
-even. A row or group of zeros gives zeros. Static scales are the file's and saturate. A tensor-wide
-dynamic scale looks at all tokens given. Source: the quantizers of Quark 0.13, compressed-tensors 0.19
-and ModelOpt 0.47; OCP MX v1.0.
+even. A row or group of zeros gives zeros; NaN makes all NaN that shares a scale taken from it. Static
+scales are the file's and saturate. A tensor-wide dynamic scale looks at all tokens given. Source: the
+quantizers of Quark 0.13, compressed-tensors 0.19 and ModelOpt 0.47; OCP MX v1.0.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _grouped(x: torch.Tensor, columns: int, convert: Callable[[torch.Tensor], to
 
 def _mx(groups: torch.Tensor, element: Element, mode: str) -> torch.Tensor:
     """One power of two a group. The modes differ in how its exponent comes from the group's largest."""
-    bits = _amax(groups).view(torch.int32)
+    amax = _amax(groups)
+    bits = amax.view(torch.int32)
     if mode == "even":  # to the next power of two where the mantissa would round up to it
         bits = bits + (1 << (22 - _MINIFLOATS[element][0]))
     elif mode == "ceil":
@@ -91,7 +92,8 @@ def _mx(groups: torch.Tensor, element: Element, mode: str) -> torch.Tensor:
     else:
         assert mode == "floor", mode
     exponent = ((bits >> 23) - 127 - _LARGEST[element]).clamp(-127, 127)
-    return _scaled(groups, torch.ldexp(torch.ones_like(groups[..., :1]), exponent), element)
+    scale = torch.ldexp(torch.ones_like(amax), exponent)
+    return _scaled(groups, torch.where(amax.isnan(), amax, scale), element)
 
 
 def _nvfp4(groups: torch.Tensor, scheme: ActivationScheme, stored: torch.Tensor | None) -> torch.Tensor:

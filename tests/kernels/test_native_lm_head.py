@@ -1,0 +1,85 @@
+"""What is asked of logits, native at every level against its definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hadron.kernels.cpu import lm_head as native
+from hadron.kernels.reference import lm_head as reference
+from tests.kernels.levels import every_level, generator, handle, needs_native
+
+pytestmark = needs_native
+
+
+def rows(count: int, size: int, *, seed: int = 0) -> torch.Tensor:
+    """Logits of few values, so that ties are common, within and across blocks."""
+    return (torch.randn(count, size, generator=generator(seed)) * 8).round() / 4
+
+
+@every_level
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 4096, 4097, 4100, 20_011])
+@pytest.mark.parametrize("count", [0, 1, 5, 4096, 5000, 30_000])
+def test_the_best_equal_their_definition(isa: str, size: int, count: int) -> None:
+    for logits in (rows(3, size), rows(3, size).sort().values.contiguous(), torch.zeros(2, size)):
+        found = native.best(logits, count, threads=2, level=handle(isa))
+        expected = reference.best(logits, count)
+        for a, b in zip(found, expected, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+        ids, values, sums, faults = found
+        assert torch.equal(ids, expected[0]) and torch.equal(values, expected[1])
+        assert torch.allclose(sums, expected[2], rtol=0, atol=3e-7)
+        assert not faults.any()
+
+
+@pytest.mark.parametrize("size", [1, 40, 9000])
+def test_ranks_equal_their_definition(size: int) -> None:
+    logits = rows(4, size)
+    ids = torch.randint(0, size, (4, 6), generator=generator(1))
+    found = native.ranks(logits, ids, threads=3)
+    assert torch.equal(found, reference.ranks(logits, ids)) and found.dtype is torch.int64
+    order = reference.best(logits, size)[0]
+    for row in range(4):
+        assert [int(order[row, rank - 1]) for rank in found[row]] == ids[row].tolist()
+
+
+@every_level
+def test_bits_depend_on_the_row_alone(isa: str) -> None:
+    logits = torch.randn(40, 13_001, generator=generator(2)) * 5
+    alone = [
+        torch.cat(parts)
+        for parts in zip(*(native.best(row, 9, level=handle(isa)) for row in logits.split(1)), strict=True)
+    ]
+    for threads in (1, 2, 3, 5):
+        for batch in (1, 3, 40):
+            found = native.best(logits[:batch], 9, threads=threads, level=handle(isa))
+            for a, b in zip(found, alone, strict=True):
+                assert torch.equal(a, b[:batch])
+
+
+@every_level
+@pytest.mark.parametrize("size", [5, 4099])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_counted(isa: str, value: float, size: int) -> None:
+    logits = rows(3, size)
+    logits[1, [0, size - 1]] = value
+    logits[2, 3] = -value
+    *_, faults = native.best(logits, 2, level=handle(isa))
+    assert faults.tolist() == reference.best(logits, 2)[3].tolist() == [0, 2, 1]
+
+
+@every_level
+def test_logits_far_apart_lose_nothing_of_the_sum(isa: str) -> None:
+    """Of a float32 nothing near 3e38 is lost, and nothing that is far below the largest counts."""
+    logits = torch.tensor([[3e38, -3e38, 3e38, 0.0], [-3e38, -3e38, -3e38, -3e38], [1e4, 1e4 - 20, 0.0, -1e4]])
+    _, _, sums, faults = native.best(logits, 1, level=handle(isa))
+    assert torch.allclose(sums, torch.logsumexp(logits.double(), dim=-1), rtol=1e-15, atol=3e-7)
+    assert not faults.any()
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    for wrong in (-1, 8):
+        with pytest.raises(IndexError, match="a token id is out of range"):
+            native.ranks(rows(1, 8), torch.tensor([[0, wrong]]))
