@@ -36,7 +36,7 @@ void bind_mla(nb::module_& m) {
                 int64_t requests, int64_t pages, uintptr_t owners, uintptr_t out) {
                  nb::gil_scoped_release release;
                  sparse_attend(*b.kernels, *b.kv_b, b.sizes,
-                               {at<const uint8_t>(rows), static_cast<Plain>(row_type), blocks, page_size},
+                               {at<const uint8_t>(rows), static_cast<RowType>(row_type), blocks, page_size},
                                {at<const int64_t>(positions), width, at<const int64_t>(tables), requests,
                                 pages, at<const int64_t>(owners)},
                                at<const uint8_t>(query), static_cast<Plain>(type), tokens, at<uint8_t>(out),
@@ -47,7 +47,7 @@ void bind_mla(nb::module_& m) {
                                 int64_t pages, int64_t length, uintptr_t out) {
             nb::gil_scoped_release release;
             dense_attend(*b.kernels, *b.kv_b, b.sizes,
-                         {at<const uint8_t>(rows), static_cast<Plain>(row_type), blocks, page_size},
+                         {at<const uint8_t>(rows), static_cast<RowType>(row_type), blocks, page_size},
                          at<const int64_t>(table), pages, length, at<const uint8_t>(query),
                          static_cast<Plain>(type), tokens, at<uint8_t>(out), b.threads);
         });

@@ -36,7 +36,7 @@ class CpuBackend(AttentionBackend):
     is_sparse = True
     supports_dense_mha_prefill = True
     supports_speculative_verification = False
-    cache_dtypes = ("float32", "bfloat16")
+    cache_dtypes = ("float32", "bfloat16", "fp8_e4m3")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
