@@ -45,6 +45,13 @@ class CachedRows {
         key(row, out + rank_ * plain_bytes(type_));
     }
 
+    // An FP8 row from its latent and key.
+    void store(const float* row, uint8_t* out) const {
+        const float scale = small_.narrow_e4m3(row, rank_, out);
+        std::memcpy(out + rank_, &scale, sizeof scale);
+        ops_.narrow(row + rank_, stored_, rope_, out + rank_ + kScale);
+    }
+
   private:
     static constexpr int64_t kScale = 4;  // bytes
 

@@ -78,6 +78,8 @@ struct SmallOps {
     void (*narrow)(const float* from, Plain type, int64_t n, uint8_t* out);
     // E4M3 codes times their scale, as float32 or bfloat16.
     void (*widen_e4m3)(const uint8_t* codes, float scale, int64_t n, Plain type, uint8_t* out);
+    // The codes of x under a scale of its largest magnitude over 448, or 1 where that is 0; the scale.
+    float (*narrow_e4m3)(const float* x, int64_t n, uint8_t* codes);
     // x [n] in place: x / sqrt(mean(x^2) + eps), times weight and sigmoid(gate) where they are given.
     void (*rms_norm)(float* x, const Floats* weight, const float* gate, int64_t n, float eps);
     void (*layer_norm)(float* x, const Floats& weight, const Floats& bias, int64_t n, float eps);

@@ -35,6 +35,23 @@ class Fp8Case(Case):
         self.pages = rows.view(pages, size, -1)
 
 
+@pytest.mark.parametrize("rope", [0, 3, 64])
+@pytest.mark.parametrize("rank", [1, 20, 33, 512])
+def test_rows_are_written_bit_for_bit_as_defined(level: str, rank: int, rope: int) -> None:
+    from hadron.kernels.cpu.mla import encode_rows as native_rows
+
+    g = torch.Generator().manual_seed(rank + rope)
+    rows = torch.randn(200, rank + rope, generator=g) * torch.exp2(torch.randint(-140, 120, (200, 1), generator=g))
+    rows[::7] *= torch.randn(1, rank + rope, generator=g).exp() ** 4  # small ones beside large ones
+    rows[3], rows[4, ::2], rows[5] = 0.0, -0.0, 448.0
+    rows[6, : rank // 2] = torch.linspace(-17, 17, rank // 2) / 1024  # ties, and codes below the normal ones
+    rows[6, rank // 2] = 448.0
+    assert torch.equal(native_rows(rows, rank), encode_rows(rows, rank))
+    assert torch.equal(native_rows(rows, rank, threads=3), encode_rows(rows, rank))
+    rows[0, 0], rows[1, 0], rows[2, rank - 1] = float("nan"), float("inf"), float("-inf")
+    assert torch.isnan(row_values(native_rows(rows, rank)[:3], rank)[:, :rank]).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rope", [0, 3, 64])
 @pytest.mark.parametrize("heads", [1, 40])

@@ -198,8 +198,7 @@ class AttentionBackend(ABC):
         self.selection_budget = selection_budget
         self.decode_threshold = decode_threshold
         self.kernels = kernels or Provider()
-        # Elementwise, and a maximum: the same bits in any batch, so that every backend takes the definition.
-        self._encode = Provider().function("mla", "encode_rows")
+        self._encode = Provider().function("mla", "encode_rows")  # the definition; a backend may bring its own
         if self.is_sparse and not self.supports_dense_mha_prefill:
             logger.info("attention backend %s has no dense_mha prefill: every prefill takes mqa", self.name)
 

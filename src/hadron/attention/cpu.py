@@ -40,7 +40,8 @@ class CpuBackend(AttentionBackend):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bind = Provider({"mla": "cpu"}, threads=self.kernels.threads).function("mla", "bind")
+        kernels = Provider({"mla": "cpu"}, threads=self.kernels.threads)
+        self._bind, self._encode = kernels.function("mla", "bind"), kernels.function("mla", "encode_rows")
 
     def bind_expansion(self, kv_b_proj: KeyValueProjection, sizes: LatentSizes) -> Callable[[], Any]:
         """The native attention over `kv_b_proj` as it is stored, bound once."""

@@ -8,14 +8,26 @@ rows alone. `dense` is outside that promise.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hadron.kernels.cpu.linear import Product
 from hadron.kernels.cpu.native import extension
+from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.stored import StoredWeight
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ROW_TYPES = {**_TYPES, torch.uint8: 3}
+
+
+def encode_rows(rows: torch.Tensor, kv_rank: int, *, threads: int = 1, level: Any = None) -> torch.Tensor:
+    """rows [n, kv_rank + rope] -> uint8 [n, kv_rank + 4 + 2 rope]: rows of an FP8 cache, bit for bit as defined."""
+    rows = rows.float().contiguous()
+    count, rope = rows.shape[0], rows.shape[1] - kv_rank
+    out = torch.empty(count, kv_rank + 4 + 2 * rope, dtype=torch.uint8)
+    extension().encode_rows(level or current_level(), rows.data_ptr(), count, kv_rank, rope, out.data_ptr(), threads)
+    return out
 
 
 class LatentAttention:
