@@ -21,10 +21,10 @@ constexpr int64_t kSegment = 256;  // ranks that one thread takes at a time
 
 enum Fault : int64_t { none = 0, outside_table = 1, outside_cache = 2 };
 
-// Pointers to the rows of a token's list; the number of them.
-int64_t find_rows(const LatentPages& cache, const Selection& chosen, int64_t width, int64_t token,
+// Pointers to the rows of a token's list, of `bytes` each; the number of them.
+int64_t find_rows(const LatentPages& cache, const Selection& chosen, int64_t bytes, int64_t token,
                   const uint8_t** rows, int64_t& fault) {
-    const int64_t owner = chosen.owners[token], bytes = width * plain_bytes(cache.type);
+    const int64_t owner = chosen.owners[token];
     if (owner < 0 || owner >= chosen.requests) return fault = outside_table, 0;
     const int64_t *positions = chosen.positions + token * chosen.width,
                   *table = chosen.tables + owner * chosen.pages;
@@ -85,6 +85,7 @@ class Step {
           w_(kv_b),
           n_(n),
           cache_(cache),
+          format_(k, cache.type, n.rank, n.rope),
           query_(query),
           type_(type),
           first_(first),
@@ -126,7 +127,7 @@ class Step {
         for (int64_t t = 0; t < tokens_; ++t) {
             const auto i = static_cast<size_t>(t);
             counts_[i] =
-                find_rows(cache_, chosen, n_.width(), first_ + t, rows_.data() + t * stride_, faults[i]);
+                find_rows(cache_, chosen, format_.bytes(), first_ + t, rows_.data() + t * stride_, faults[i]);
         }
         refuse(faults, cache_, chosen, first_);
     }
@@ -170,13 +171,17 @@ class Step {
         ops_.finish(mixed.mixed, mixed.sums, heads_of(group), n_.rank, out);
     }
 
+    int64_t blocks_bytes() const {
+        return RowBlocks::bytes(ops_, format_.type(), n_.width(), n_.rank, format_.fp8());
+    }
     RowBlocks blocks(uint8_t* scratch) const {
-        return {ops_, cache_.type, n_.width(), n_.rank, n_.scale, scratch};
+        return {
+            ops_, format_.type(), n_.width(), n_.rank, n_.scale, scratch, format_.fp8() ? &format_ : nullptr};
     }
 
     void attend() {
         const int64_t tasks = tokens_ * groups_, state = Mixed::bytes(n_.rank),
-                      bytes = RowBlocks::bytes(ops_, cache_.type, n_.width(), n_.rank) + 2 * state;
+                      bytes = blocks_bytes() + 2 * state;
         const int workers = team(threads_, tasks);
         uint8_t* scratch = buffers().scratch.bytes(bytes * workers);
 #pragma omp parallel num_threads(workers)
@@ -211,8 +216,7 @@ class Step {
                 for (int64_t s = 0; s < segments(t); ++s) tasks.push_back({t, g, s});
             }
         }
-        const int64_t state = Mixed::bytes(n_.rank),
-                      bytes = RowBlocks::bytes(ops_, cache_.type, n_.width(), n_.rank);
+        const int64_t state = Mixed::bytes(n_.rank), bytes = blocks_bytes();
         const int workers = team(threads_, static_cast<int64_t>(tasks.size()));
         uint8_t* scratch = buffers().scratch.bytes(bytes * workers);
         uint8_t* partial = buffers().partial.bytes(state * static_cast<int64_t>(tasks.size()));
@@ -280,6 +284,7 @@ class Step {
     const Weight& w_;
     const MlaSizes& n_;
     const LatentPages& cache_;
+    const CachedRows format_;
     const uint8_t* query_;
     const Plain type_;
     const int64_t first_, tokens_;

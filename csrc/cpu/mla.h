@@ -1,13 +1,14 @@
 // Attention over cached latents: drivers that share work out over threads.
 //
-// A cached row is a latent of `rank` elements, then the rotated key that all heads share. kv_b_proj
+// A cached row is a latent of `rank` elements, then the rotated key that all heads share; FP8 rows are as in
+// cached_rows.h. kv_b_proj
 // [heads * (nope + v), rank] stays in its stored scheme: its key rows turn a query into one over latents,
 // its value rows turn the mix of latents into the output, head by head, once for every 64 tokens.
 #pragma once
 
 #include <cstdint>
 
-#include "lanes.h"
+#include "cached_rows.h"
 
 namespace hadron {
 
@@ -17,10 +18,10 @@ struct MlaSizes {
     int64_t width() const { return rank + rope; }
 };
 
-// Rows of one layer, [blocks][page_size][width].
+// Rows of one layer, [blocks][page_size].
 struct LatentPages {
     const uint8_t* rows;
-    Plain type;
+    RowType type;
     int64_t blocks, page_size;
 };
 

@@ -28,7 +28,9 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
                   const int64_t* table, int64_t pages, int64_t length, const uint8_t* query, Plain type,
                   int64_t tokens, uint8_t* out, int threads) {
     const LaneOps& ops = lane_ops(k);
-    const int64_t element = plain_bytes(cache.type), key = n.nope + n.rope, start = length - tokens;
+    const CachedRows format(k, cache.type, n.rank, n.rope);
+    const Plain held = format.type();
+    const int64_t element = plain_bytes(held), key = n.nope + n.rope, start = length - tokens;
     if (length > pages * cache.page_size)
         throw std::out_of_range("position " + std::to_string(length - 1) + " lies outside a table of " +
                                 std::to_string(pages) + " pages");
@@ -39,7 +41,7 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
             throw std::out_of_range("a selected position lies in a block outside 0 .. " +
                                     std::to_string(cache.blocks - 1));
         latents[static_cast<size_t>(i)] =
-            cache.rows + (block * cache.page_size + i % cache.page_size) * n.width() * element;
+            cache.rows + (block * cache.page_size + i % cache.page_size) * format.bytes();
     }
     const int64_t stride = aligned(k.prepared_bytes(w)), row = n.nope + n.v;
     uint8_t* prepared = buffers().prepared.bytes(stride * length);
@@ -53,7 +55,7 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
                   wide = aligned(std::max(kGroup * key, n.width()) * 4),
                   products = aligned(k.scratch_bytes(w, length)), state = Mixed::bytes(n.v),
                   results = aligned(kGroup * n.v * 4),
-                  blocks = aligned(RowBlocks::bytes(ops, cache.type, key, n.v)),
+                  blocks = aligned(RowBlocks::bytes(ops, held, key, n.v)),
                   bytes = expanded + rows + wide + products + state + results + blocks;
     const auto workers = static_cast<int>(std::clamp<int64_t>(n.heads, 1, std::max(1, threads)));
     uint8_t* scratch = buffers().scratch.bytes(bytes * workers);
@@ -66,10 +68,10 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
         uint8_t* of_products = of_rows + rows + wide;
         Mixed mixed(of_products + products, n.v);
         auto* result = reinterpret_cast<float*>(of_products + products + state);
-        RowBlocks over(ops, cache.type, key, n.v, n.scale, of_products + products + state + results);
+        RowBlocks over(ops, held, key, n.v, n.scale, of_products + products + state + results);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < length; ++i) {
-            ops.widen(latents[static_cast<size_t>(i)], cache.type, n.rank, q);
+            format.latent(latents[static_cast<size_t>(i)], q);
             k.prepare(w, q, prepared + i * stride);
         }
         if (packed != nullptr) {
@@ -85,13 +87,13 @@ void dense_attend(const Kernels& k, const Weight& w, const MlaSizes& n, const La
                     reinterpret_cast<uintptr_t>(both + i * row) - static_cast<uintptr_t>(h * row) * 4);
             }
             k.rows(w, {x.data(), packed, length}, h * row, (h + 1) * row, y.data(), of_products);
-            // Keys get their rotary part; both are rounded to what the cache holds.
+            // Keys get their rotary part; both are rounded to what the cache holds, or is widened to.
             for (int64_t i = 0; i < length; ++i) {
                 const auto at = static_cast<size_t>(i);
                 uint8_t* to = of_rows + i * (key + n.v) * element;
-                ops.narrow(both + i * row, cache.type, n.nope, to);
-                std::copy_n(latents[at] + n.rank * element, n.rope * element, to + n.nope * element);
-                ops.narrow(both + i * row + n.nope, cache.type, n.v, to + key * element);
+                ops.narrow(both + i * row, held, n.nope, to);
+                format.key(latents[at], to + n.nope * element);
+                ops.narrow(both + i * row + n.nope, held, n.v, to + key * element);
                 keys[at] = to, values[at] = to + key * element;
             }
             for (int64_t first = 0; first < tokens; first += kGroup) {

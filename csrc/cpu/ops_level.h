@@ -1,6 +1,6 @@
 // Functions of the smaller operations at one instruction-set level: norms, rope, hyper-connections, router,
-// embedding, KDA, what is asked of logits, quantization of activations. A second table beside Kernels: these
-// have no use for bfloat16 dots, so that level takes the functions of avx512.
+// embedding, KDA, rows of an FP8 cache, what is asked of logits, quantization of activations. A second table
+// beside Kernels: these have no use for bfloat16 dots, so that level takes the functions of avx512.
 //
 // A function handles one row, one token or one head, and its result depends on nothing else. What is
 // inline here is always inlined: a copy compiled for a wide level must not serve the others.
@@ -91,6 +91,10 @@ struct SmallOps {
     const char* name;
     void (*widen)(const uint8_t* from, Plain type, int64_t n, float* out);
     void (*narrow)(const float* from, Plain type, int64_t n, uint8_t* out);
+    // E4M3 codes times their scale, as float32 or bfloat16.
+    void (*widen_e4m3)(const uint8_t* codes, float scale, int64_t n, Plain type, uint8_t* out);
+    // The codes of x under a scale of its largest magnitude over 448, or 1 where that is 0; the scale.
+    float (*narrow_e4m3)(const float* x, int64_t n, uint8_t* codes);
     // x [n] in place: x / sqrt(mean(x^2) + eps), times weight and sigmoid(gate) where they are given.
     void (*rms_norm)(float* x, const Floats* weight, const float* gate, int64_t n, float eps);
     void (*layer_norm)(float* x, const Floats& weight, const Floats& bias, int64_t n, float eps);

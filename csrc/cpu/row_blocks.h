@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "lanes.h"
+#include "cached_rows.h"
 
 namespace hadron {
 
@@ -33,15 +33,24 @@ struct Mixed {
 class RowBlocks {
   public:
     // Bytes of scratch.
-    static int64_t bytes(const LaneOps& ops, Plain type, int64_t width, int64_t columns) {
+    static int64_t bytes(const LaneOps& ops, Plain type, int64_t width, int64_t columns, bool fp8 = false) {
         const RowOps& row = rows_of(ops, type);
         return aligned(row.query_bytes(width)) + aligned(row.value_bytes(columns)) +
-               (kRanks + 1) * kGroup * 4 + (widens(ops, type) ? aligned(kRanks * (width + columns) * 4) : 0);
+               (kRanks + 1) * kGroup * 4 +
+               (fp8 || widens(ops, type) ? aligned(kRanks * (width + columns) * 4) : 0);
     }
 
-    // width: elements of a key; columns: of a value; scale: of the scores.
-    RowBlocks(const LaneOps& ops, Plain type, int64_t width, int64_t columns, float scale, uint8_t* scratch)
-        : ops_(ops), row_(rows_of(ops, type)), type_(type), width_(width), columns_(columns), scale_(scale) {
+    // width: elements of a key; columns: of a value; scale: of the scores. fp8: how keys, which begin with
+    // their values, become numbers of `type`; null: they are.
+    RowBlocks(const LaneOps& ops, Plain type, int64_t width, int64_t columns, float scale, uint8_t* scratch,
+              const CachedRows* fp8 = nullptr)
+        : ops_(ops),
+          row_(rows_of(ops, type)),
+          fp8_(fp8),
+          type_(type),
+          width_(width),
+          columns_(columns),
+          scale_(scale) {
         queries_ = scratch;
         values_ = queries_ + aligned(row_.query_bytes(width));
         scores_ = reinterpret_cast<float*>(values_ + aligned(row_.value_bytes(columns)));
@@ -84,6 +93,15 @@ class RowBlocks {
 
   private:
     void rows(const uint8_t* const* from, int64_t count, int64_t n, float* wide, const uint8_t** to) const {
+        if (fp8_ != nullptr) {
+            const int64_t bytes = n * plain_bytes(type_);
+            for (int64_t i = 0; i < count; ++i) {
+                uint8_t* row = reinterpret_cast<uint8_t*>(wide) + i * bytes;
+                fp8_->widen(from[i], row);
+                to[i] = row;
+            }
+            return;
+        }
         if (!widens(ops_, type_)) return (void)std::copy(from, from + count, to);
         for (int64_t i = 0; i < count; ++i) {
             ops_.widen(from[i], type_, n, wide + i * n);
@@ -93,6 +111,7 @@ class RowBlocks {
 
     const LaneOps& ops_;
     const RowOps& row_;
+    const CachedRows* fp8_;
     Plain type_;
     int64_t width_, columns_;
     float scale_;

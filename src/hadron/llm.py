@@ -72,6 +72,7 @@ class LLM:
         *,
         kernels: str = "auto",
         dtype: str = "bfloat16",
+        kv_cache_dtype: str = "auto",
         device: str = "cpu",
         threads: int | None = None,
         activation_quantization: str = "none",
@@ -91,6 +92,7 @@ class LLM:
         self.config = EngineConfig(
             kernels=kernels,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             device=device,
             threads=threads,
             activation_quantization=activation_quantization,

@@ -57,7 +57,7 @@ class MqaOnly(AttentionBackend):
 
 
 def batch_of(query_lens: tuple[int, ...], context_lens: tuple[int, ...] | None = None) -> ForwardBatch:
-    spec = CacheSpec((LayerCache(latent_width=4),), 1, "float32", 4)
+    spec = CacheSpec((LayerCache(latent_width=4),), 1, "float32", 4, "float32")
     pages, states = Pages(spec, 64), States(spec, 8)
     manager = CacheManager(spec, BlockPool(64, 4), pages, states)
     steps = []

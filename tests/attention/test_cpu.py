@@ -12,11 +12,12 @@ from hadron.batch import ForwardBatch, RequestStep, make_batch
 from hadron.cache.blocks import BlockPool
 from hadron.cache.manager import CacheManager
 from hadron.cache.pages import Pages
-from hadron.cache.spec import CacheSpec, LayerCache
+from hadron.cache.spec import FP8, CacheSpec, LayerCache
 from hadron.cache.states import States
 from hadron.kernels.cpu import native
 from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.provider import Provider
+from hadron.kernels.reference.mla import encode_rows
 from hadron.kernels.select import KernelChoice
 from hadron.layers.dimensions import MlaDimensions
 from hadron.layers.linear import Linear
@@ -37,13 +38,16 @@ PAGE = 4
 class Step:
     """Requests of which some tokens are cached and the rest are new; pages of different requests interleave."""
 
-    def __init__(self, contexts: tuple[int, ...], queries: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self, contexts: tuple[int, ...], queries: tuple[int, ...], dtype: torch.dtype, latents: str = ""
+    ) -> None:
         g = torch.Generator().manual_seed(sum(contexts))
-        spec = CacheSpec((LayerCache(), LayerCache(latent_width=SIZES.latent_width)), 1, str(dtype)[6:], PAGE)
+        layers = (LayerCache(), LayerCache(latent_width=SIZES.latent_width, rope_width=SIZES.rope))
+        spec = CacheSpec(layers, 1, str(dtype)[6:], PAGE, latents or str(dtype)[6:])
         self.pages, states = Pages(spec, 64), States(spec, 8)
-        latents = self.pages.latents[1]
-        assert latents is not None
-        latents.copy_(torch.randn(latents.shape, generator=g))
+        rows = torch.randn(64 * PAGE, SIZES.latent_width, generator=g)
+        stored = encode_rows(rows, SIZES.kv_rank) if latents == FP8 else rows
+        self.pages.write_latents(1, torch.arange(len(rows)), stored)
         manager = CacheManager(spec, BlockPool(64, PAGE), self.pages, states)
         caches = [manager.admit() for _ in contexts]
         for length in range(1, max(c + q for c, q in zip(contexts, queries, strict=True)) + 1):
@@ -79,13 +83,14 @@ class Step:
 STEPS = [((9, 0), (1, 6)), ((3, 6, 0, 2), (1, 1, 8, 5)), ((11,), (1,)), ((0,), (13,)), ((70, 3, 20), (1, 1, 40))]
 
 
+@pytest.mark.parametrize("latents", ["", FP8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("path", ["mqa", "dense_mha"])
 @pytest.mark.parametrize(("contexts", "queries"), STEPS)
 def test_mixed_batches_equal_the_reference(
-    contexts: tuple[int, ...], queries: tuple[int, ...], path: str, dtype: torch.dtype
+    contexts: tuple[int, ...], queries: tuple[int, ...], path: str, dtype: torch.dtype, latents: str
 ) -> None:
-    step = Step(contexts, queries, dtype)
+    step = Step(contexts, queries, dtype, latents)
     everything = path == "dense_mha"
     found = step.attend(CpuBackend(path, selection_budget=100), everything=everything)
     expected = step.attend(ReferenceBackend(path, selection_budget=100), everything=everything)

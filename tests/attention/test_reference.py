@@ -40,7 +40,7 @@ def test_mixed_batches(
     contexts: tuple[int, ...], queries: tuple[int, ...], path: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     rng = np.random.default_rng(len(contexts))
-    spec = CacheSpec((LayerCache(), LayerCache(latent_width=RANK + ROPE)), 1, str(dtype)[6:], PAGE)
+    spec = CacheSpec((LayerCache(), LayerCache(latent_width=RANK + ROPE)), 1, str(dtype)[6:], PAGE, str(dtype)[6:])
     pages, states = Pages(spec, 32), States(spec, 8)
     manager = CacheManager(spec, BlockPool(32, PAGE), pages, states)
     rows = [rng.normal(size=(c + q, RANK + ROPE)).astype(np.float32) for c, q in zip(contexts, queries, strict=True)]

@@ -11,7 +11,10 @@ import pytest
 from hadron.attention.select import BACKENDS, AttentionNeeds, select, selection_budget
 
 NEEDS = AttentionNeeds("cpu", True, "bfloat16", False, 2048)
-TINY = msgspec.structs.replace(BACKENDS[0], name="tiny", platforms=("cuda",), kernels=(), dense_mha_prefill=False)
+TINY = msgspec.structs.replace(
+    BACKENDS[0], name="tiny", platforms=("cuda",), kernels=(), dense_mha_prefill=False,
+    cache_dtypes=("float32", "bfloat16"),
+)  # fmt: skip
 ROWS = (TINY, *BACKENDS)
 
 
@@ -41,14 +44,25 @@ def test_an_automatic_choice_falls_back_and_says_why() -> None:
 
 
 def test_a_backend_that_was_named_never_falls_back() -> None:
-    needs = msgspec.structs.replace(NEEDS, cache_dtype="float8_e4m3", speculative=True)
+    needs = msgspec.structs.replace(NEEDS, cache_dtype="fp8_e4m3", speculative=True)
     choice = select(needs, backend="tiny", rows=ROWS)
     assert choice.backend is None
     assert choice.prefill_path is None
     assert choice.reasons == (
         "tiny runs on cuda, not on cpu",
-        "tiny reads caches of float32, bfloat16, not of float8_e4m3",
+        "tiny reads caches of float32, bfloat16, not of fp8_e4m3",
         "tiny does not verify speculative tokens",
+    )
+
+
+def test_an_fp8_cache_is_read_by_both_backends_and_falls_back_past_one_that_does_not() -> None:
+    needs = msgspec.structs.replace(NEEDS, platform="cuda", cache_dtype="fp8_e4m3")
+    choice = select(needs, rows=ROWS)
+    assert choice.backend == "reference"
+    assert choice.reasons[0] == "tiny reads caches of float32, bfloat16, not of fp8_e4m3"
+    assert select(msgspec.structs.replace(needs, platform="cpu", kernels="cpu")).backend == "cpu"
+    assert select(msgspec.structs.replace(needs, cache_dtype="int8")).reasons[-1] == (
+        "reference reads caches of float32, bfloat16, fp8_e4m3, not of int8"
     )
 
 

@@ -19,7 +19,7 @@ class Cache:
     """A manager over real tensors; `run` does what a forward pass does to stamps and state."""
 
     def __init__(self, blocks: int = 4, slots: int = 3, layers: tuple[LayerCache, ...] = STATEFUL) -> None:
-        spec = CacheSpec(layers, 2 if layers is STATEFUL else 1, "float32", 4)
+        spec = CacheSpec(layers, 2 if layers is STATEFUL else 1, "float32", 4, "float32")
         self.pages, self.states = Pages(spec, blocks), States(spec, slots)
         self.blocks = BlockPool(blocks, 4)
         self.manager = CacheManager(spec, self.blocks, self.pages, self.states)

@@ -61,7 +61,7 @@ def test_br54_ids_out_of_range_raise(table: list[int], start: int, count: int, w
 
 
 def tiny_pages() -> Pages:
-    return Pages(CacheSpec((LayerCache(latent_width=3, index_width=2),), 2, "float32", 4), 2)
+    return Pages(CacheSpec((LayerCache(latent_width=3, index_width=2),), 2, "float32", 4, "float32"), 2)
 
 
 @pytest.mark.parametrize("slot", [-1, 8])
@@ -78,6 +78,17 @@ def test_br55_writes_are_counted() -> None:
     assert pages.write_index_keys(0, torch.tensor([], dtype=torch.int64), torch.ones(0, 2)) == 0
     with pytest.raises(ValueError, match="rows for"):
         pages.write_latents(0, torch.tensor([1]), torch.ones(2, 3))
+
+
+def test_an_fp8_page_is_copied_with_its_scales() -> None:
+    spec = CacheSpec((LayerCache(latent_width=5, rope_width=2),), 1, "bfloat16", 4, "fp8_e4m3")
+    pages = Pages(spec, 2)
+    rows = torch.randint(0, 256, (4, 3 + 4 + 2 * 2), dtype=torch.uint8)
+    assert pages.write_latents(0, torch.arange(4), rows) == 4
+    pages.copy_page(0, 1)
+    assert torch.equal(pages.latent_rows(0)[4:], rows)
+    with pytest.raises(ValueError, match="rows for"):
+        pages.write_latents(0, torch.arange(4), torch.zeros(4, 5))
 
 
 def test_a_page_is_copied_in_every_layer() -> None:

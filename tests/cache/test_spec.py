@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hadron.cache.pages import Pages
-from hadron.cache.spec import CacheSpec, LayerCache, cache_spec
+from hadron.cache.spec import CacheSpec, LayerCache, cache_spec, latent_dtype
 from hadron.cache.states import States
 from hadron.errors import UnsupportedError
 from hadron.layers.dimensions import IndexerDimensions, KdaDimensions, LayerSchedule, MlaDimensions
@@ -73,26 +73,58 @@ def test_br56_rows_are_as_wide_as_the_configuration_says() -> None:
     flash, full = (cache_spec(c, dtype="bfloat16") for c in (Flash(), Full()))
     assert {layer.latent_width for layer in flash.layers} == {0, 512}
     assert {layer.latent_width for layer in full.layers} == {576}
-    pages = Pages(CacheSpec(flash.layers[3:4], 4, "bfloat16", 64), 1)
+    pages = Pages(CacheSpec(flash.layers[3:4], 4, "bfloat16", 64, "bfloat16"), 1)
     assert pages.latent_rows(0).shape == (64, 512)
     with pytest.raises(ValueError, match="576"):
         pages.write_latents(0, torch.tensor([0]), torch.zeros(1, 576))
 
 
 def test_br56_latent_and_rotary_part_share_no_scale() -> None:
-    """A latent of 0.05 beside a rotary part of 1: each keeps bfloat16's own precision."""
-    pages = Pages(CacheSpec((LayerCache(latent_width=576),), 1, "bfloat16", 64), 1)
+    """A latent of 0.05 beside a rotary part of 1 in bfloat16: each keeps its own precision."""
+    pages = Pages(CacheSpec((LayerCache(latent_width=576),), 1, "bfloat16", 64, "bfloat16"), 1)
     row = torch.cat([torch.full((1, 512), 0.05), torch.ones(1, 64)], dim=-1)
     pages.write_latents(0, torch.tensor([7]), row)
     found = pages.latent_rows(0)[7].float()
     assert float((found / row[0] - 1).abs().max()) < 2**-8
 
 
-def test_br56_an_fp8_cache_is_refused_for_want_of_scales() -> None:
+def test_br56_an_fp8_row_has_a_scale_of_its_own_and_a_rotary_part_that_has_none() -> None:
+    """GLM-5.2: 512 codes, a float32 scale, 64 bfloat16; Flash: 512 codes and a scale. The rest is bfloat16."""
+    full, flash = (cache_spec(c, dtype="bfloat16", latents="fp8_e4m3") for c in (Full(), Flash()))
+    assert full.bytes_per_token == 78 * (512 + 4 + 2 * 64) + 21 * 128 * 2
+    assert flash.bytes_per_token == 11 * (512 + 4 + 128 // 4 * 2)
+    assert flash.bytes_per_sequence == cache_spec(Flash(), dtype="bfloat16").bytes_per_sequence
+    for spec, width in ((full, 644), (flash, 516)):
+        pages = Pages(CacheSpec(spec.layers[3:4], 4, "bfloat16", 64, spec.latents), 2)
+        assert pages.latent_rows(0).shape == (128, width)
+        held = [t for t in (*pages.latents, *pages.index_keys) if t is not None]
+        assert sum(t.numel() * t.element_size() for t in held) == 2 * pages.spec.bytes_per_page
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "latents", "size"),
+    [("auto", "bfloat16", "bfloat16", 2), ("auto", "float32", "float32", 4), ("bf16", "float32", "bfloat16", 2),
+     ("fp32", "bfloat16", "float32", 4)],
+)  # fmt: skip
+def test_latents_are_kept_as_asked_and_all_else_as_activations(asked: str, dtype: str, latents: str, size: int) -> None:
+    spec = cache_spec(Full(), dtype=dtype, latents=latent_dtype(asked, dtype))
+    assert spec.latents == latents
+    assert spec.bytes_per_token == 78 * 576 * size + 21 * 128 * {"bfloat16": 2, "float32": 4}[dtype]
+
+
+def test_dtypes_that_a_cache_cannot_have_are_refused() -> None:
     with pytest.raises(UnsupportedError) as error:
-        cache_spec(Full(), dtype="float8_e4m3fn")
-    assert error.value.accepted == "float32 or bfloat16"
-    assert "scales" in error.value.hint
+        cache_spec(Full(), dtype="fp8_e4m3")
+    assert (error.value.where, error.value.accepted) == ("cache dtype", "float32 or bfloat16")
+    assert error.value.hint == "indexer keys and windows keep the dtype of activations; only latents can be FP8"
+    with pytest.raises(UnsupportedError) as error:
+        cache_spec(Full(), dtype="bfloat16", latents="int8")
+    assert (error.value.where, error.value.found) == ("latents", "'int8'")
+    assert error.value.accepted == "float32 or bfloat16 or fp8_e4m3"
+    with pytest.raises(UnsupportedError) as error:
+        latent_dtype("fp8", "bfloat16")
+    assert (error.value.where, error.value.found) == ("--kv-cache-dtype", "'fp8'")
+    assert error.value.accepted == "auto, bf16, fp32, fp8_e4m3"
 
 
 def test_a_pool_that_straddles_pages_is_refused() -> None:

@@ -54,6 +54,27 @@ def test_json_is_the_plan(capsys: Captured) -> None:
     assert sorted(claimed) == sorted(plan.facts.tensors)
 
 
+def test_the_cache_that_is_asked_for_is_counted_and_named(capsys: Captured) -> None:
+    found = {}
+    for asked in ("auto", "fp32", "fp8_e4m3"):
+        assert run(["check", str(SHIPPED), "--json", "--kv-cache-dtype", asked]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        found[asked] = memory["cache_per_token"], memory["cache_dtype"]
+    config = build.make_plan(str(SHIPPED)).config
+    assert config is not None
+    rows = sum(layer.attention == "mla" for layer in config.layers)
+    rank, keys = config.mla.kv_rank, 2 * rows * config.indexer.head_dim // config.indexer.pool
+    assert found == {
+        "auto": (rows * rank * 2 + keys, "bfloat16"),
+        "fp32": (rows * rank * 4 + keys, "float32"),
+        "fp8_e4m3": (rows * (rank + 4) + keys, "fp8_e4m3"),
+    }
+    assert run(["check", str(SHIPPED), "--kv-cache-dtype", "fp8_e4m3"]) == 0
+    assert "a token (latents fp8_e4m3), state" in capsys.readouterr().out
+    assert run(["check", str(SHIPPED), "--kv-cache-dtype", "fp8"]) == 2
+    assert "'auto', 'bf16', 'fp32', 'fp8_e4m3'" in capsys.readouterr().err
+
+
 def test_modules_prints_what_matches(capsys: Captured) -> None:
     pattern = "*.layers.3.self_attn.*_proj"
     assert run(["check", str(SHIPPED), "--modules", pattern]) == 0

@@ -89,7 +89,13 @@ def plan_with(*, fits: int, longest: int) -> LoadPlan:
     plan = make_plan(str(SHIPPED))
     assert plan.config is not None
     memory = type(plan.memory)(
-        weights=1, converted=0, cache_per_token=1000, state_per_sequence=0, max_context=fits, available=10**9
+        weights=1,
+        converted=0,
+        cache_per_token=1000,
+        state_per_sequence=0,
+        max_context=fits,
+        available=10**9,
+        cache_dtype="bfloat16",
     )
     config = dataclasses.replace(plan.config, max_position=longest)  # type: ignore[type-var]
     platform = type(plan.platform)("cuda", "cuda", "", 1, 10**9, (), ("reference",), 1)

@@ -281,6 +281,7 @@ def test_progress_and_prefault(checkpoints: Path) -> None:
         ({"dtype": "float16"}, "--dtype", "float32, bfloat16"),
         ({"device": "mps"}, "--device", "cpu, cuda"),
         ({"activation_quantization": "fp8"}, "--activation-quantization", "none, declared"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "auto, bf16, fp32, fp8_e4m3"),
         ({"mla_prefill": "flash"}, "--mla-prefill", "auto, mqa, dense_mha"),
         ({"threads": 0}, "--threads", "a whole number of at least 1"),
         ({"max_context": True}, "--max-context", "a whole number of at least 1"),

@@ -87,7 +87,9 @@ def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True
     if not has_state:
         model.forward = stateless(model)
     layer = LayerCache(latent_width=1, kda=(1, 1) if has_state else ())
-    runner = Runner(model, CacheSpec((layer,), pool=1, dtype="float32", page_size=4), max_context=max_context)
+    runner = Runner(
+        model, CacheSpec((layer,), pool=1, dtype="float32", page_size=4, latents="float32"), max_context=max_context
+    )
     settings = {"vocabulary": VOCABULARY, "max_position": 1000, "eos": frozenset({END}), "tokenizer": None} | options
     return Engine(runner, chunk_size=chunk_size, **settings), model
 

@@ -37,7 +37,7 @@ class Model:
 
     def __init__(self, name: str, **options: Any) -> None:
         self.config = EngineConfig(**{"threads": 2, **options})
-        self.plan = make_plan(DATA / name, dtype=self.config.dtype)
+        self.plan = make_plan(DATA / name, dtype=self.config.dtype, kv_cache_dtype=self.config.kv_cache_dtype)
         assert self.plan.attention.backend == "cpu" and self.plan.config is not None
         self.model: LanguageModel = build_model(self.plan, self.config)
         self.ids = tokens(LENGTH, vocabulary=self.plan.config.vocabulary)
@@ -45,7 +45,7 @@ class Model:
         self.whole = self.run().logits(self.ids)
 
     def run(self) -> Run:
-        return Run(self.model, self.plan.config)
+        return Run(self.model, self.plan.config, latents=self.plan.memory.cache_dtype)
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -97,3 +97,26 @@ def test_every_level_and_dtype(name: str, dtype: str, level: str, monkeypatch: p
     model = Model(name, dtype=dtype)
     for chunks in ([1] * LENGTH, [41, 4], [7, 1, 13, 3, 21]):
         assert torch.equal(model.run().logits(model.ids, chunks), model.whole), chunks
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("name", ["glm52-fp8-block", "glm53f-modelopt-nvfp4"])
+def test_an_fp8_cache_at_every_level(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are quantized when they are written, by themselves, and read back so also in the step that wrote them."""
+    monkeypatch.setenv(native.ENVIRONMENT, level)
+    model = Model(name, kv_cache_dtype="fp8_e4m3")
+    for chunks in ([1] * LENGTH, [41, 4], [7, 1, 13, 3, 21]):
+        assert torch.equal(model.run().logits(model.ids, chunks), model.whole), chunks
+    run, other = model.run(), tokens(40, 1, model.plan.config.vocabulary)  # type: ignore[union-attr]
+    ours, first = run.manager.admit(), run.manager.admit()
+    rows = run.step((first, other[:17]), (ours, model.ids[:30]))[1:]
+    rows += run.step((first, other[17:18]), (ours, model.ids[30:]))[1:]
+    assert torch.equal(torch.cat(rows), model.whole), "whoever shares the step"
+
+
+@pytest.mark.parametrize("name", ["glm52-fp8-block", "glm53f-modelopt-nvfp4"])
+def test_an_fp8_cache_on_other_numbers_of_threads(name: str) -> None:
+    whole = Model(name, kv_cache_dtype="fp8_e4m3").whole
+    for threads in (1, 3):
+        assert torch.equal(Model(name, kv_cache_dtype="fp8_e4m3", threads=threads).whole, whole)
+    assert not torch.equal(Model(name).whole, whole), "the cache was no FP8 cache"

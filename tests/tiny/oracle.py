@@ -195,17 +195,20 @@ def build(
 class Run:
     """A model with caches of `pages` pages, and sequences by name."""
 
-    def __init__(self, model: LanguageModel, config: Any, page_size: int = 16, pages: int = 32, slots: int = 8) -> None:
+    def __init__(
+        self, model: LanguageModel, config: Any, page_size: int = 16, pages: int = 32, slots: int = 8,
+        latents: str | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         dtype = str(model.settings.dtype).removeprefix("torch.")
-        self.spec = cache_spec(config, dtype=dtype, page_size=page_size)
+        self.spec = cache_spec(config, dtype=dtype, latents=latents, page_size=page_size)
         self.pages = Pages(self.spec, pages, model.settings.device)
         self.states = States(self.spec, slots, model.settings.device)
         self.manager = CacheManager(self.spec, BlockPool(pages, page_size), self.pages, self.states)
         # What was never written must never be read.
         for tensor in (*self.pages.latents, *self.pages.index_keys):
             if tensor is not None:
-                tensor.fill_(float("nan"))
+                tensor.fill_(0xFF if tensor.dtype is torch.uint8 else float("nan"))  # bytes: NaN codes and scales
 
     def batch(self, steps: Sequence[tuple[SequenceCache, Sequence[int]]]) -> Any:
         for cache, ids in steps:

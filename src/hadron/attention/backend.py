@@ -20,6 +20,7 @@ import torch
 from hadron.attention.select import PREFILL_PATHS, AttentionChoice
 from hadron.batch import ForwardBatch
 from hadron.cache.pages import Pages
+from hadron.cache.spec import FP8
 from hadron.kernels.provider import Provider
 
 logger = logging.getLogger("hadron.attention")
@@ -158,7 +159,7 @@ _METHOD_OF = {"supports_dense_mha_prefill": "forward_mha", "supports_speculative
 class AttentionBackend(ABC):
     """Base of all backends. A subclass declares, on itself, everything in the list below.
 
-    cache_dtypes: dtypes of pages it reads. supports_dense_mha_prefill: has `forward_mha`.
+    cache_dtypes: of latent rows that it writes and reads. supports_dense_mha_prefill: has `forward_mha`.
     supports_speculative_verification: has `forward_verify`. `TypeError` at class creation for a missing
     declaration and for one that its methods contradict.
     """
@@ -197,6 +198,7 @@ class AttentionBackend(ABC):
         self.selection_budget = selection_budget
         self.decode_threshold = decode_threshold
         self.kernels = kernels or Provider()
+        self._encode = Provider().function("mla", "encode_rows")  # the definition; a backend may bring its own
         if self.is_sparse and not self.supports_dense_mha_prefill:
             logger.info("attention backend %s has no dense_mha prefill: every prefill takes mqa", self.name)
 
@@ -241,6 +243,16 @@ class AttentionBackend(ABC):
         if self.is_sparse and max(lens) > self.selection_budget:
             return None
         return PrefillMetadata(split.num_decodes, split.num_decode_tokens, query_lens[split.num_decodes :], lens)
+
+    def write(
+        self, layer: int, latent: torch.Tensor, key: torch.Tensor, metadata: AttentionMetadata, pages: Pages
+    ) -> int:
+        """The step's latents [tokens, kv_rank] and rotated keys [tokens, rope] into a layer's pages, in the dtype
+        of these; returns the number of rows."""
+        rows = torch.cat([latent, key], dim=-1)
+        if pages.spec.latents == FP8:
+            rows = self._encode(rows, latent.shape[-1])
+        return pages.write_latents(layer, metadata.slots, rows)
 
     def attend(self, step: AttentionInput, metadata: AttentionMetadata, pages: Pages) -> torch.Tensor:
         """[tokens, heads, v] in the query's dtype; the step's own rows are already in the pages."""

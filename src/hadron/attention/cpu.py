@@ -36,11 +36,12 @@ class CpuBackend(AttentionBackend):
     is_sparse = True
     supports_dense_mha_prefill = True
     supports_speculative_verification = False
-    cache_dtypes = ("float32", "bfloat16")
+    cache_dtypes = ("float32", "bfloat16", "fp8_e4m3")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._bind = Provider({"mla": "cpu"}, threads=self.kernels.threads).function("mla", "bind")
+        kernels = Provider({"mla": "cpu"}, threads=self.kernels.threads)
+        self._bind, self._encode = kernels.function("mla", "bind"), kernels.function("mla", "encode_rows")
 
     def bind_expansion(self, kv_b_proj: KeyValueProjection, sizes: LatentSizes) -> Callable[[], Any]:
         """The native attention over `kv_b_proj` as it is stored, bound once."""

@@ -1,7 +1,7 @@
 """The reference backend: absorbed attention over selected latents, and the dense path it is equal to.
 
 Both read keys and values back from the pages, also those written in the same step, and compute in
-float32 whatever the dtype of pages and query.
+float32 whatever the dtype of pages and query; FP8 rows are widened as they are taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReferenceBackend(AttentionBackend):
     is_sparse = True
     supports_dense_mha_prefill = True
     supports_speculative_verification = False
-    cache_dtypes = ("float32", "bfloat16")
+    cache_dtypes = ("float32", "bfloat16", "fp8_e4m3")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -16,7 +16,8 @@ class BackendRow(Struct, frozen=True):
     """What a backend can do. path: `module:class`. platforms: names of `Platform`s. kernels: providers of
     `mla` that it runs on; it brings its own where there are none.
 
-    is_sparse: attends over an indexer's selection. dense_mha_prefill: has `forward_mha`.
+    is_sparse: attends over an indexer's selection. dense_mha_prefill: has `forward_mha`. cache_dtypes: of
+    latent rows.
     """
 
     name: str
@@ -37,7 +38,7 @@ BACKENDS: tuple[BackendRow, ...] = (
         kernels=("cpu",),
         is_sparse=True,
         dense_mha_prefill=True,
-        cache_dtypes=("float32", "bfloat16"),
+        cache_dtypes=("float32", "bfloat16", "fp8_e4m3"),
         speculative_verification=False,
     ),
     BackendRow(
@@ -47,7 +48,7 @@ BACKENDS: tuple[BackendRow, ...] = (
         kernels=(),
         is_sparse=True,
         dense_mha_prefill=True,
-        cache_dtypes=("float32", "bfloat16"),
+        cache_dtypes=("float32", "bfloat16", "fp8_e4m3"),
         speculative_verification=False,
     ),
 )
@@ -57,7 +58,7 @@ PREFILL_PATHS = ("mqa", "dense_mha")
 
 class AttentionNeeds(Struct, frozen=True):
     """What a model and a run ask of a backend. platform: a `Platform`'s name. kernels: the provider that
-    runs `mla`.
+    runs `mla`. cache_dtype: of latent rows.
 
     selection_budget: context length up to which an indexer selects everything; 0 where it may leave
     something out at any length, so that dense prefill is never equal.

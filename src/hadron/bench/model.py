@@ -123,7 +123,7 @@ def measure(
     with level_of(isa) as level, profile.installed():
         built = build_model(plan, config)
         assert plan.config is not None
-        spec = cache_spec(plan.config, dtype=config.dtype)
+        spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype)
         capacity = max(asked.contexts) + max(asked.tokens) * (asked.steps + asked.warmup + asked.profiled)
         sequence = _sequence(built, spec, capacity)
         count, cost = threads(config), token_cost(plan)

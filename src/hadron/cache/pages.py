@@ -2,7 +2,7 @@
 
 A slot is `block * page_size + offset`; an indexer row of a pool lies at the slot of its tokens divided
 by the pool size. Block and slot numbers outside the cache raise, negative ones too: torch would wrap
-them around.
+them around. FP8 rows are bytes here: who writes and reads them (`attention`) knows how they are made up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hadron.cache.spec import CacheSpec
+from hadron.cache.spec import FP8, CacheSpec
 
 
 def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: int, blocks: int) -> list[int]:
@@ -29,8 +29,9 @@ def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: 
 class Pages:
     """`blocks` pages for each layer of `spec`, on `device`.
 
-    latents[layer]: [blocks, page_size, latent_width]; index_keys[layer]: [blocks, page_size / pool,
-    index_width]; None where a layer keeps none. Both in the spec's dtype.
+    latents[layer]: [blocks, page_size, latent_width] in the dtype of the spec's latents, for FP8 uint8 [blocks,
+    page_size, bytes of a row]; index_keys[layer]: [blocks, page_size / pool, index_width] in the spec's dtype.
+    None where a layer keeps none.
     """
 
     def __init__(self, spec: CacheSpec, blocks: int, device: torch.device | str = "cpu") -> None:
@@ -40,16 +41,20 @@ class Pages:
         self.pool = spec.pool
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
+        fp8 = spec.latents == FP8
+        kept: torch.dtype = torch.uint8 if fp8 else getattr(torch, spec.latents)
 
-        def rows(per_page: int, width: int) -> torch.Tensor | None:
+        def rows(per_page: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
             # Not zeroed: a page that was never written must not cost memory.
-            return torch.empty(blocks, per_page, width, dtype=self.dtype, device=device) if width else None
+            return torch.empty(blocks, per_page, width, dtype=dtype, device=device) if width else None
 
-        self.latents = [rows(spec.page_size, layer.latent_width) for layer in spec.layers]
-        self.index_keys = [rows(spec.page_size // spec.pool, layer.index_width) for layer in spec.layers]
+        self.latents = [
+            rows(spec.page_size, spec.latent_bytes(layer) if fp8 else layer.latent_width, kept) for layer in spec.layers
+        ]
+        self.index_keys = [rows(spec.page_size // spec.pool, layer.index_width, self.dtype) for layer in spec.layers]
 
     def latent_rows(self, layer: int) -> torch.Tensor:
-        """[slots, latent_width], a view."""
+        """[slots, latent_width], or bytes of FP8 rows; a view."""
         return self._flat(self.latents[layer], layer)
 
     def index_rows(self, layer: int) -> torch.Tensor:
@@ -57,7 +62,7 @@ class Pages:
         return self._flat(self.index_keys[layer], layer)
 
     def write_latents(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> int:
-        """rows [n, latent_width] into slots int64 [n]; returns n."""
+        """rows [n, latent_width], or bytes of FP8 rows, into slots int64 [n]; returns n."""
         return self._write(self.latent_rows(layer), slots, rows)
 
     def write_index_keys(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> int:

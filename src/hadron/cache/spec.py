@@ -1,8 +1,9 @@
 """What a model keeps between steps: bytes a token (pages) and bytes a sequence (state slots).
 
 Row layouts come from the configuration alone: a latent row is `kv_rank + rope` wide (512 where there
-is no rotary part), an indexer row `head_dim` for every `pool` tokens. No scales are stored: rows keep
-the model's dtype. Imports no tensor library: planning counts with this.
+is no rotary part), an indexer row `head_dim` for every `pool` tokens. Indexer rows and windows keep the
+model's dtype; latent rows have one of their own, and in FP8 each row holds its own scale. Imports no tensor
+library: planning counts with this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from hadron.errors import UnsupportedError
 PAGE_SIZE = 64
 """Tokens of a page."""
 
+FP8 = "fp8_e4m3"
+"""Latent rows of E4M3 codes, the float32 scale of these, and the rotary part behind in bfloat16."""
+
+KV_CACHE_DTYPES = ("auto", "bf16", "fp32", FP8)
+"""What a user may ask latent rows to be kept in; `auto` is the dtype of activations."""
+
 _BYTES = {"float32": 4, "bfloat16": 2}
+_SCALE = 4  # bytes
 
 
 class _LayerKinds(Protocol):
@@ -33,6 +41,8 @@ class _LatentSizes(Protocol):
 
     @property
     def latent_width(self) -> int: ...
+    @property
+    def rope(self) -> int: ...
 
 
 class _IndexerSizes(Protocol):
@@ -72,13 +82,14 @@ class _CachedModel(Protocol):
 class LayerCache:
     """What one layer keeps. 0 and () mean nothing.
 
-    latent_width: elements a token. index_width: elements for every `pool` tokens. tail_rows: rows of
-    the open pool, each a key and a gate of `index_width` (float32). kda: (heads, head_dim) of the
-    float32 matrices head_dim x head_dim. conv: (channels, rows) of the window before the short
-    convolution, in the cache's dtype.
+    latent_width: elements a token, of which the last `rope_width` are the rotary part. index_width:
+    elements for every `pool` tokens. tail_rows: rows of the open pool, each a key and a gate of
+    `index_width` (float32). kda: (heads, head_dim) of the float32 matrices head_dim x head_dim. conv:
+    (channels, rows) of the window before the short convolution, in the model's dtype.
     """
 
     latent_width: int = 0
+    rope_width: int = 0
     index_width: int = 0
     tail_rows: int = 0
     kda: tuple[int, int] | tuple[()] = ()
@@ -87,19 +98,29 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """The cache of a model. pool: tokens of an indexer row (1: not pooled). dtype: of rows and windows."""
+    """The cache of a model. pool: tokens of an indexer row (1: not pooled). dtype: of indexer rows and
+    windows. latents: `float32`, `bfloat16` or `fp8_e4m3`, what latent rows are kept in."""
 
     layers: tuple[LayerCache, ...]
     pool: int
     dtype: str
     page_size: int
+    latents: str
+
+    def latent_bytes(self, layer: LayerCache) -> int:
+        """Bytes of a token's latent row in such a layer."""
+        if self.latents != FP8:
+            return layer.latent_width * _BYTES[self.latents]
+        latent = layer.latent_width - layer.rope_width
+        return latent + _SCALE + layer.rope_width * _BYTES["bfloat16"] if latent else 0
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes that `page_size` tokens take in all layers."""
         rows = self.page_size // self.pool
-        elements = sum(c.latent_width * self.page_size + c.index_width * rows for c in self.layers)
-        return elements * _BYTES[self.dtype]
+        return sum(
+            self.latent_bytes(c) * self.page_size + c.index_width * rows * _BYTES[self.dtype] for c in self.layers
+        )
 
     @property
     def bytes_per_token(self) -> int:
@@ -126,16 +147,35 @@ class CacheSpec:
         return any(c.kda or c.tail_rows for c in self.layers)
 
 
-def cache_spec(config: _CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) -> CacheSpec:
-    """The cache of the decoder layers of `config`. dtype: `float32` or `bfloat16`.
+def latent_dtype(asked: str, dtype: str) -> str:
+    """What latent rows are kept in: `asked` of `KV_CACHE_DTYPES`, beside activations of `dtype`.
+
+    `UnsupportedError` for another word.
+    """
+    found = {"auto": dtype, "bf16": "bfloat16", "fp32": "float32", FP8: FP8}.get(asked)
+    if found is None:
+        raise UnsupportedError(
+            "The cache cannot hold this dtype", where="--kv-cache-dtype", found=repr(asked),
+            accepted=", ".join(KV_CACHE_DTYPES), hint="leave it out to keep latents in the dtype of activations",
+        )  # fmt: skip
+    return found
+
+
+def cache_spec(
+    config: _CachedModel, *, dtype: str, latents: str | None = None, page_size: int = PAGE_SIZE
+) -> CacheSpec:
+    """The cache of the decoder layers of `config`. dtype: `float32` or `bfloat16`; latents: None for the same,
+    else one of those or `fp8_e4m3`.
 
     `UnsupportedError` for another dtype, and where a pool would straddle pages.
     """
-    if dtype not in _BYTES:
-        raise UnsupportedError(
-            "The cache cannot hold this dtype", where="cache dtype", found=repr(dtype), accepted=" or ".join(_BYTES),
-            hint="an FP8 cache needs scales that no released checkpoint carries; use bfloat16",
-        )  # fmt: skip
+    latents = latents or dtype
+    for what, found, accepted in (("cache dtype", dtype, (*_BYTES,)), ("latents", latents, (*_BYTES, FP8))):
+        if found not in accepted:
+            raise UnsupportedError(
+                "The cache cannot hold this dtype", where=what, found=repr(found), accepted=" or ".join(accepted),
+                hint="indexer keys and windows keep the dtype of activations; only latents can be FP8",
+            )  # fmt: skip
     indexer = config.indexer
     if page_size % indexer.pool:
         raise UnsupportedError(
@@ -147,6 +187,7 @@ def cache_spec(config: _CachedModel, *, dtype: str, page_size: int = PAGE_SIZE) 
         indexer.pool,
         dtype,
         page_size,
+        latents,
     )
 
 
@@ -157,6 +198,7 @@ def _layer(kinds: _LayerKinds, config: _CachedModel, kda: _KdaSizes | None) -> L
     full = kinds.indexer == "full"
     return LayerCache(
         latent_width=config.mla.latent_width,
+        rope_width=config.mla.rope,
         index_width=config.indexer.head_dim if full else 0,
         tail_rows=config.indexer.pool - 1 if full and config.indexer.pooled else 0,
     )

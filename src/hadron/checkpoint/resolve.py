@@ -196,7 +196,8 @@ class Resolver:
             if suffix in CACHE_SCALES:
                 self.findings.add(
                     "HC302", full, what="scales for quantized caches are not used", found=suffix,
-                    accepted="caches in BF16 or F32", hint="nothing to do", severity=Severity.NOTE,
+                    accepted="BF16, F32 or FP8 caches, FP8 with a scale that each row is given when it is written",
+                    hint="nothing to do", severity=Severity.NOTE,
                 )  # fmt: skip
             elif "scale" in suffix or "zero_point" in suffix:
                 scheme = identity.scheme.name if identity.scheme else "?"

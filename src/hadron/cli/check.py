@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hadron.cache.spec import KV_CACHE_DTYPES
 from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,13 @@ def _usage_error(error: click.UsageError, given: Sequence[str]) -> UsageError:
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the model is to run."
 )
-def command(model: str, as_json: bool, pattern: str | None, data: bool, kernels: str, device: str) -> int:
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
+    help="What to keep latents in; auto: bfloat16, as activations.",
+)  # fmt: skip
+def command(
+    model: str, as_json: bool, pattern: str | None, data: bool, kernels: str, device: str, kv_cache_dtype: str
+) -> int:
     """Say how every tensor of MODEL will be used, and everything that is wrong with it.
 
     MODEL is a folder with a checkpoint, or the name of one on the Hub; of that only headers are
@@ -73,7 +80,7 @@ def command(model: str, as_json: bool, pattern: str | None, data: bool, kernels:
       hadron check path/to/checkpoint --modules '*.layers.3.self_attn.*'
     """
     try:
-        plan = _plan(model, kernels, device, data)
+        plan = _plan(model, data, kernels=kernels, device=device, kv_cache_dtype=kv_cache_dtype)
         chosen = _chosen(plan, pattern)
     except HadronError as error:
         if as_json:
@@ -91,12 +98,12 @@ def command(model: str, as_json: bool, pattern: str | None, data: bool, kernels:
     return 0 if plan.ok else 1
 
 
-def _plan(model: str, kernels: str, device: str, data: bool) -> LoadPlan:
+def _plan(model: str, data: bool, **wishes: Any) -> LoadPlan:
     from hadron.cli import console
     from hadron.preflight.build import make_plan
 
     with console.progress("reading headers", unit="files") as advance:
-        plan = make_plan(model, kernels=kernels, device=device, progress=lambda _, done, total: advance(done, total))
+        plan = make_plan(model, progress=lambda _, done, total: advance(done, total), **wishes)
     return _scanned(plan) if data else plan
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hadron.cache.spec import KV_CACHE_DTYPES
 from hadron.engine import config as engine
 from hadron.engine.config import EngineConfig
 from hadron.errors import UsageError
@@ -86,6 +87,9 @@ def engine_options(function: F) -> F:
         [
             _choice("kernels", engine.KERNELS, "Whose kernels to use."),
             _choice("dtype", engine.DTYPES, "Of activations and caches."),
+            _choice(
+                "kv_cache_dtype", KV_CACHE_DTYPES, "Of the latents in the cache; auto: as activations.",
+            ),
             _choice("device", engine.DEVICES, "Where weights and caches are."),
             option("--threads", type=int, group=group, help="Threads to compute with.  [default: torch's choice]"),
             _choice(

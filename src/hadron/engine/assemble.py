@@ -69,6 +69,7 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
         kernels=config.kernels,
         device=config.device,
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         mla_prefill=config.mla_prefill,
         hub=hub,
         progress=report,
@@ -96,7 +97,8 @@ def context_size(plan: LoadPlan, config: EngineConfig) -> int:
 
 def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runner:
     size = context_size(plan, config)
-    spec = cache_spec(plan.config, dtype=config.dtype)  # type: ignore[arg-type]
+    assert plan.config is not None
+    spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype)
     try:
         return Runner(model, spec, max_context=size)
     except RuntimeError as error:  # what torch's allocators raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hadron.cache.spec import KV_CACHE_DTYPES
 from hadron.errors import UsageError
 from hadron.platforms import numa
 
@@ -20,6 +21,7 @@ class EngineConfig:
 
     kernels: the provider of kernels; `auto` takes the platform's order.
     dtype: of activations and caches; what is stored float32 is never computed with less.
+    kv_cache_dtype: of the latents in the cache alone; `auto` is that of activations.
     device: where weights and caches are; `cuda` is also what torch calls AMD's GPUs.
     threads: of torch and of native kernels; None leaves torch's own choice.
     activation_quantization: `declared` emulates what the checkpoint declares for inputs of products.
@@ -34,6 +36,7 @@ class EngineConfig:
 
     kernels: str = "auto"
     dtype: str = "bfloat16"
+    kv_cache_dtype: str = "auto"
     device: str = "cpu"
     threads: int | None = None
     activation_quantization: str = "none"
@@ -47,12 +50,15 @@ class EngineConfig:
     @property
     def flags(self) -> str:
         """What `hadron check` must be given to plan alike, such as ` --kernels triton`."""
-        asked = {"kernels": (self.kernels, "auto"), "device": (self.device, "cpu")}
+        asked = {
+            "kernels": (self.kernels, "auto"), "device": (self.device, "cpu"),
+            "kv-cache-dtype": (self.kv_cache_dtype, "auto"),
+        }  # fmt: skip
         return "".join(f" --{name} {value}" for name, (value, usual) in asked.items() if value != usual)
 
     def __post_init__(self) -> None:
         choices = {
-            "kernels": KERNELS, "dtype": DTYPES, "device": DEVICES,
+            "kernels": KERNELS, "dtype": DTYPES, "kv_cache_dtype": KV_CACHE_DTYPES, "device": DEVICES,
             "activation_quantization": ACTIVATION_QUANTIZATION, "mla_prefill": MLA_PREFILL,
         }  # fmt: skip
         for name, accepted in choices.items():

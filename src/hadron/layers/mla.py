@@ -55,9 +55,12 @@ class Mla:
         query = self.q_b_proj(low_rank).reshape(-1, d.heads, d.nope + d.rope)
         query = self.rope.last(query, d.rope, metadata.positions)
         joint = self.kv_a_proj_with_mqa(x)
-        latent = self.kv_a_layernorm(joint[:, : d.kv_rank], x.dtype)
-        shared_key = self.rope.last(joint[:, d.kv_rank :], d.rope, metadata.positions)
-        written = batch.pages.write_latents(self.layer, metadata.slots, torch.cat([latent, shared_key], dim=-1))
+        # Rounded once, to what the cache keeps: bfloat16 on the way to FP8 or float32 would lose for nothing.
+        rows = torch.bfloat16 if batch.pages.spec.latents == "bfloat16" else torch.float32
+        latent = self.kv_a_layernorm(joint[:, : d.kv_rank], rows)
+        key = joint[:, d.kv_rank :].to(torch.promote_types(x.dtype, rows))
+        key = self.rope.last(key, d.rope, metadata.positions)
+        written = self.attention.write(self.layer, latent, key, metadata, batch.pages)
         assert written == batch.tokens
         if self.indexer is not None:
             selection = self.indexer(x, low_rank, batch, metadata)

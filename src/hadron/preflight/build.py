@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from hadron.attention.select import AttentionNeeds, select, selection_budget
+from hadron.cache.spec import latent_dtype
 from hadron.checkpoint.facts import Facts, read_facts
 from hadron.checkpoint.formats import parse_rules
 from hadron.checkpoint.formats.base import Rules
@@ -59,13 +60,19 @@ class Wishes:
     """What the user asks of a plan, as the flags say it.
 
     kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`,
-    `mqa` or `dense_mha`.
+    `mqa` or `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`.
     """
 
     kernels: str = "auto"
     device: str = "cpu"
     dtype: str = "bfloat16"
     mla_prefill: str = "auto"
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def latents(self) -> str:
+        """What latent rows are kept in; `UnsupportedError` for a word that is none."""
+        return latent_dtype(self.kv_cache_dtype, self.dtype)
 
 
 def make_plan(
@@ -75,15 +82,16 @@ def make_plan(
     device: str = "cpu",
     dtype: str = "bfloat16",
     mla_prefill: str = "auto",
+    kv_cache_dtype: str = "auto",
     hub: Hub | None = None,
     progress: Progress | None = None,
 ) -> LoadPlan:
     """Plan the checkpoint in folder `model`, or of that Hub id.
 
-    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there; all
-    else is in the plan's problems.
+    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there,
+    `UnsupportedError` for a dtype that caches cannot have; all else is in the plan's problems.
     """
-    wishes = Wishes(kernels, device, dtype, mla_prefill)
+    wishes = Wishes(kernels, device, dtype, mla_prefill, kv_cache_dtype)
     platform = detect(device)
     facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))
     with paused_gc():
@@ -107,7 +115,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
     problems += _side_values(facts)
     findings = PlanFindings(config, modules, facts)
     attention = _attention(config, modules, wishes, platform, problems)
-    memory = plan_memory(config, modules, platform, wishes.dtype)
+    memory = plan_memory(config, modules, platform, wishes.dtype, wishes.latents)
     mtp = findings.mtp()
     problems += findings.problems(mtp, memory, platform)
     return LoadPlan(
@@ -210,7 +218,7 @@ def _attention(
         indexer.topk, pooled=indexer.pooled, pool=indexer.pool, always_select_tail=indexer.always_select_tail
     )
     needs = AttentionNeeds(
-        platform=platform.name, sparse=True, cache_dtype=wishes.dtype, speculative=False, selection_budget=budget,
+        platform=platform.name, sparse=True, cache_dtype=wishes.latents, speculative=False, selection_budget=budget,
         kernels=_mla_kernels(modules, kernels_select.providers(wishes.kernels, platform.providers)),
     )  # fmt: skip
     choice = select(needs, prefill=wishes.mla_prefill)

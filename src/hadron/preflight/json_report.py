@@ -49,6 +49,7 @@ def plan_value(plan: LoadPlan, modules: Iterable[ModulePlan] | None = None) -> d
             "cache_per_token": memory.cache_per_token,
             "state_per_sequence": memory.state_per_sequence,
             "max_context": memory.max_context,
+            "cache_dtype": memory.cache_dtype,
         },
     }
 

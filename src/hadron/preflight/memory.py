@@ -19,9 +19,10 @@ def tensor_bytes(facts: Facts) -> int:
 
 
 def plan_memory(
-    config: FamilyConfig | None, modules: Iterable[ModulePlan], platform: Platform, cache_dtype: str
+    config: FamilyConfig | None, modules: Iterable[ModulePlan], platform: Platform, dtype: str, latents: str
 ) -> MemoryPlan:
-    """What the text tower takes; the vision tower and the MTP layer are mapped but not run."""
+    """What the text tower takes; the vision tower and the MTP layer are mapped but not run. dtype: of
+    activations; latents: of latent rows."""
     weights = converted = 0
     for module in modules:
         if module.spec.section is Section.TEXT:
@@ -29,12 +30,12 @@ def plan_memory(
             if module.storage.converts:
                 converted += prod(module.shape) * module.scheme.bits // 8
     if config is None:
-        return MemoryPlan(weights, converted, 0, 0, 0, platform.memory)
-    spec = cache_spec(config, dtype=cache_dtype)
+        return MemoryPlan(weights, converted, 0, 0, 0, platform.memory, latents)
+    spec = cache_spec(config, dtype=dtype, latents=latents)
     # Mapped weights give way to caches: where they fill the memory, a quarter of it is counted on.
     left = max(platform.memory - weights, platform.memory // 4) - converted - spec.bytes_per_sequence
     fits = max(0, left) // max(1, spec.bytes_per_token)
     return MemoryPlan(
         weights, converted, spec.bytes_per_token, spec.bytes_per_sequence, min(fits, config.max_position),
-        platform.memory,
+        platform.memory, latents,
     )  # fmt: skip

@@ -91,7 +91,8 @@ class AttentionPlan(Struct, frozen=True):
 
 
 class MemoryPlan(Struct, frozen=True):
-    """Bytes at run time. weights are mapped, not copied, but for `converted` of them.
+    """Bytes at run time. weights are mapped, not copied, but for `converted` of them. cache_dtype: what latents
+    are kept in, `float32`, `bfloat16` or `fp8_e4m3`.
 
     max_context: tokens of one sequence whose cache fits beside the weights (in a quarter of the memory
     where the weights fill it), at most the model's own.
@@ -103,6 +104,7 @@ class MemoryPlan(Struct, frozen=True):
     state_per_sequence: int
     max_context: int
     available: int
+    cache_dtype: str
 
 
 @dataclass(frozen=True)

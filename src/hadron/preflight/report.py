@@ -268,7 +268,8 @@ def _memory(plan: LoadPlan) -> Iterator[Line]:
     converted = f" ({bytes_text(memory.converted)} of it converted at load)" if memory.converted else ""
     yield from _labelled(
         "memory",
-        f"weights {bytes_text(memory.weights)}{converted}, cache {bytes_text(memory.cache_per_token)} a token, "
+        f"weights {bytes_text(memory.weights)}{converted}, cache {bytes_text(memory.cache_per_token)} a token "
+        f"(latents {memory.cache_dtype}), "
         f"state {bytes_text(memory.state_per_sequence)} a sequence",
     )
     machine = plan.platform
