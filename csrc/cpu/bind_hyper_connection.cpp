@@ -19,9 +19,17 @@ struct Site {
     Floats fn, base, scale;
 };
 
-// pre, post [tokens, m], comb [tokens, m, m]; collapsed [tokens, hidden] or null.
+// The norm of what a site collapses, and where its rows [tokens, hidden] go.
+struct Normed {
+    Floats weight;
+    float eps;
+    uint8_t* out;
+    Plain type;
+};
+
+// pre, post [tokens, m], comb [tokens, m, m]; collapsed [tokens, hidden] or null, and then not normed.
 void enter(const SmallOps& ops, const Site& site, const float* streams, int64_t tokens, float* pre,
-           float* post, float* comb, float* collapsed, int threads) {
+           float* post, float* comb, float* collapsed, const Normed& normed, int threads) {
     const HyperSizes& sizes = site.sizes;
     const int64_t m = sizes.streams, n = m * sizes.hidden, rows = (2 + m) * m;
     const int team = team_for(threads, tokens * rows * n, std::max(tokens, rows / 4));
@@ -60,6 +68,13 @@ void enter(const SmallOps& ops, const Site& site, const float* streams, int64_t 
                 ops.collapse(streams + t * n, pre + t * m, sizes, from,
                              std::min(sizes.hidden, from + kColumns), collapsed + t * sizes.hidden);
             }
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < tokens; ++t) {
+                float* row = collapsed + t * sizes.hidden;
+                ops.rms_norm(row, &normed.weight, nullptr, sizes.hidden, normed.eps);
+                ops.narrow(row, normed.type, sizes.hidden,
+                           normed.out + t * sizes.hidden * plain_bytes(normed.type));
+            }
         }
     }
 }
@@ -82,14 +97,17 @@ void bind_hyper_connection(nb::module_& m) {
     m.def("hyper_enter", [](const LevelHandle& l, uintptr_t streams, int64_t tokens, int64_t count,
                             int64_t hidden, int rounds, float eps, float norm_eps, uintptr_t fn, int fn_type,
                             uintptr_t base, int base_type, uintptr_t scale, int scale_type, uintptr_t pre,
-                            uintptr_t post, uintptr_t comb, uintptr_t collapsed, int threads) {
+                            uintptr_t post, uintptr_t comb, uintptr_t collapsed, uintptr_t weight,
+                            int weight_type, float weight_eps, uintptr_t out, int out_type, int threads) {
         nb::gil_scoped_release release;
         const Site site = {{count, hidden, rounds, eps, norm_eps},
                            floats_at(fn, fn_type),
                            floats_at(base, base_type),
                            floats_at(scale, scale_type)};
         enter(small_ops(*l.kernels), site, at<const float>(streams), tokens, at<float>(pre), at<float>(post),
-              at<float>(comb), at<float>(collapsed), threads);
+              at<float>(comb), at<float>(collapsed),
+              {floats_at(weight, weight_type), weight_eps, at<uint8_t>(out), static_cast<Plain>(out_type)},
+              threads);
     });
     m.def("hyper_collapse", [](const LevelHandle& l, uintptr_t streams, uintptr_t pre, int64_t tokens,
                                int64_t count, int64_t hidden, uintptr_t out, int threads) {

@@ -1,5 +1,7 @@
 // Rotary embedding of a part of every head. Angles are float32 products of position and frequency, as
 // defined; their sine and cosine are computed once a token and serve all of its heads.
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 #include <omp.h>
 
 #include <cmath>
@@ -22,6 +24,9 @@ struct Rotation {
     bool interleave;
     uint8_t* out;
 };
+
+// x and its type, heads, width, strides from token to token and from head to head, start, out.
+using Part = std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t, int64_t, uintptr_t>;
 
 void rotate(const SmallOps& ops, const Rotation& r, int threads) {
     const int64_t bytes = plain_bytes(r.x.type), half = r.size / 2, mine = 2 * lines(half) + lines(r.size);
@@ -51,14 +56,14 @@ void rotate(const SmallOps& ops, const Rotation& r, int threads) {
 }  // namespace
 
 void bind_rope(nb::module_& m) {
-    m.def("rotate", [](const LevelHandle& l, uintptr_t x, int type, int64_t tokens, int64_t heads,
-                       int64_t width, int64_t token_stride, int64_t head_stride, int64_t start, int64_t size,
-                       uintptr_t positions, uintptr_t frequencies, bool interleave, uintptr_t out,
-                       int threads) {
+    m.def("rotate", [](const LevelHandle& l, const std::vector<Part>& parts, int64_t size, int64_t tokens,
+                       uintptr_t positions, uintptr_t frequencies, bool interleave, int threads) {
         nb::gil_scoped_release release;
-        rotate(small_ops(*l.kernels),
-               {floats_at(x, type), tokens, heads, width, token_stride, head_stride, start, size,
-                at<const int64_t>(positions), at<const float>(frequencies), interleave, at<uint8_t>(out)},
-               threads);
+        for (const auto& [x, type, heads, width, token_stride, head_stride, start, out] : parts) {
+            rotate(small_ops(*l.kernels),
+                   {floats_at(x, type), tokens, heads, width, token_stride, head_stride, start, size,
+                    at<const int64_t>(positions), at<const float>(frequencies), interleave, at<uint8_t>(out)},
+                   threads);
+        }
     });
 }

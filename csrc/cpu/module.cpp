@@ -78,6 +78,12 @@ Weight make_weight(const std::string& element, const std::string& granularity, c
                   global_scale};
 }
 
+// Weights of products that are called together; the objects of Python that hold them are kept alive.
+struct WeightList {
+    std::vector<const Weight*> weights;
+    nb::list owners;
+};
+
 // The experts of a layer: their weights are Python objects that this keeps alive.
 struct ExpertBank {
     std::vector<GatedMlp> experts;
@@ -109,6 +115,13 @@ NB_MODULE(_native, m) {
           nb::arg("first_row"), nb::arg("row_bytes"), nb::arg("scale_stride"), nb::arg("zero_stride"),
           nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("bias"), nb::arg("global_scale"));
 
+    nb::class_<WeightList>(m, "WeightList")
+        .def(nb::init<>())
+        .def("add", [](WeightList& list, nb::object weight) {
+            list.weights.push_back(&nb::cast<const Weight&>(weight));
+            list.owners.append(weight);
+        });
+
     nb::class_<ExpertBank>(m, "ExpertBank")
         .def(nb::init<>())
         .def("add", [](ExpertBank& bank, nb::object gate, nb::object up, nb::object down, nb::object kept,
@@ -121,8 +134,21 @@ NB_MODULE(_native, m) {
     m.def("linear",
           [](const LevelHandle& l, const Weight& w, uintptr_t x, int64_t tokens, uintptr_t y, int threads) {
               nb::gil_scoped_release release;
-              linear(*l.kernels, w, at<const float>(x), tokens, at<float>(y), threads);
+              linears(*l.kernels, {{&w, at<const float>(x), at<float>(y)}}, tokens, threads);
           });
+    // Results lie one after the other in y: [weight][tokens, rows].
+    m.def("linears", [](const LevelHandle& l, const WeightList& list, const std::vector<uintptr_t>& x,
+                        int64_t tokens, uintptr_t y, int threads) {
+        if (x.size() != list.weights.size()) throw std::invalid_argument("one input a weight");
+        nb::gil_scoped_release release;
+        std::vector<Product> products;
+        auto* out = at<float>(y);
+        for (size_t i = 0; i < x.size(); ++i) {
+            products.push_back({list.weights[i], at<const float>(x[i]), out});
+            out += tokens * list.weights[i]->rows;
+        }
+        linears(*l.kernels, products, tokens, threads);
+    });
     m.def("mlp", [](const LevelHandle& l, const Weight& gate, const Weight& up, const Weight& down,
                     float limit, uintptr_t x, int64_t tokens, uintptr_t y, int threads) {
         const GatedMlp block = block_of(gate, up, down, limit);

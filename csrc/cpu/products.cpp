@@ -63,13 +63,6 @@ class Caught {
     std::exception_ptr error_;
 };
 
-// This thread's rows of `rows`, in whole blocks.
-std::pair<int64_t, int64_t> share(int64_t rows) {
-    const int64_t blocks = (rows + kBlock - 1) / kBlock, team = omp_get_num_threads(),
-                  me = omp_get_thread_num();
-    return {std::min(rows, blocks * me / team * kBlock), std::min(rows, blocks * (me + 1) / team * kBlock)};
-}
-
 // Rows of prepared activations for weights of one order, with pointers to each.
 void point(uint8_t* base, int64_t stride, int64_t count, std::vector<const uint8_t*>& rows) {
     rows.resize(static_cast<size_t>(count));
@@ -87,28 +80,95 @@ int team(int threads, int64_t work) {
 
 }  // namespace
 
-void linear(const Kernels& k, const Weight& w, const float* x, int64_t tokens, float* y, int threads) {
+namespace {
+
+// Activations that products share, prepared for the order of a weight.
+struct Input {
+    const Weight* weight;
+    const float* x;
+    int order;
+    int64_t first;  // of its rows
+    uint8_t* packed;
+    int64_t stride(const Kernels& k) const { return aligned(k.prepared_bytes(*weight)); }
+};
+
+// Calls work(product, first row, last row) for this thread's share of all bytes, in blocks of rows.
+template <class Work>
+void share_out(const std::vector<Product>& products, Work&& work) {
+    const auto blocks = [](const Weight& w) { return (w.rows + kBlock - 1) / kBlock; };
+    int64_t total = 0, before = 0;
+    for (const Product& product : products) total += blocks(*product.weight) * product.weight->row_bytes;
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    const int64_t from = total * me / team, to = total * (me + 1) / team;
+    for (size_t i = 0; i < products.size(); ++i) {
+        const Weight& w = *products[i].weight;
+        const auto block = [&](int64_t at) {
+            return std::min(w.rows, std::clamp<int64_t>((at - before) / w.row_bytes, 0, blocks(w)) * kBlock);
+        };
+        if (block(from) < block(to)) work(i, block(from), block(to));
+        before += blocks(w) * w.row_bytes;
+    }
+}
+
+}  // namespace
+
+void linears(const Kernels& k, const std::vector<Product>& products, int64_t tokens, int threads) {
     if (tokens == 0) return;
     Buffers& b = buffers();
-    const int64_t stride = aligned(k.prepared_bytes(w));
-    uint8_t* prepared = b.prepared.bytes(stride * tokens);
-    const int64_t packed_bytes = k.bytes_packed(w, tokens);
+    std::vector<Input> inputs;
+    std::vector<size_t> input_of;
+    int64_t prepared_bytes = 0, packed_bytes = 0, scratch_bytes = 0, blocks = 0;
+    for (const Product& product : products) {
+        const Weight& w = *product.weight;
+        const int order = k.order(w);
+        const auto same = [&](const Input& in) { return in.x == product.x && in.order == order; };
+        const auto found = std::find_if(inputs.begin(), inputs.end(), same);
+        input_of.push_back(static_cast<size_t>(found - inputs.begin()));
+        if (found == inputs.end()) {
+            inputs.push_back({&w, product.x, order, static_cast<int64_t>(inputs.size()) * tokens, nullptr});
+            prepared_bytes += inputs.back().stride(k) * tokens;
+            packed_bytes += k.bytes_packed(w, tokens);
+        }
+        scratch_bytes = std::max(scratch_bytes, k.scratch_bytes(w, tokens));
+        blocks += (w.rows + kBlock - 1) / kBlock;
+    }
+    uint8_t* prepared = b.prepared.bytes(prepared_bytes);
     uint8_t* packed = packed_bytes != 0 ? b.packed.bytes(packed_bytes) : nullptr;
-    point(prepared, stride, tokens, b.rows);
-    point(y, w.rows, tokens, b.out);
+    b.rows.clear(), b.out.clear();
+    for (Input& in : inputs) {
+        for (int64_t t = 0; t < tokens; ++t, prepared += in.stride(k)) b.rows.push_back(prepared);
+        const int64_t size = k.bytes_packed(*in.weight, tokens);
+        if (size != 0) in.packed = packed, packed += size;
+    }
+    for (const Product& product : products) {
+        for (int64_t t = 0; t < tokens; ++t) b.out.push_back(product.y + t * product.weight->rows);
+    }
     Caught caught;
-#pragma omp parallel num_threads(team(threads, (w.rows + kBlock - 1) / kBlock))
+#pragma omp parallel num_threads(team(threads, blocks))
     {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; ++t) k.prepare(w, x + t * w.columns, prepared + t * stride);
+        for (const Input& in : inputs) {
+#pragma omp for schedule(static) nowait
+            for (int64_t t = 0; t < tokens; ++t) {
+                k.prepare(*in.weight, in.x + t * in.weight->columns,
+                          const_cast<uint8_t*>(b.rows[static_cast<size_t>(in.first + t)]));
+            }
+        }
+#pragma omp barrier
         if (packed != nullptr) {
-            k.pack(w, b.rows.data(), tokens, omp_get_thread_num(), omp_get_num_threads(), packed);
+            for (const Input& in : inputs) {
+                if (in.packed != nullptr)
+                    k.pack(*in.weight, b.rows.data() + in.first, tokens, omp_get_thread_num(),
+                           omp_get_num_threads(), in.packed);
+            }
 #pragma omp barrier
         }
         caught.run([&] {
-            const auto [first, last] = share(w.rows);
-            k.rows(w, {b.rows.data(), packed, tokens}, first, last, b.out.data(),
-                   scratch().bytes(k.scratch_bytes(w, tokens)));
+            uint8_t* mine = scratch().bytes(scratch_bytes);
+            share_out(products, [&](size_t i, int64_t first, int64_t last) {
+                const Input& in = inputs[input_of[i]];
+                k.rows(*products[i].weight, {b.rows.data() + in.first, in.packed, tokens}, first, last,
+                       b.out.data() + static_cast<int64_t>(i) * tokens, mine);
+            });
         });
     }
     caught.rethrow();

@@ -17,8 +17,14 @@ struct GatedMlp {
 };
 
 // y [tokens, rows] = x [tokens, columns] times the weight, plus bias.
-void linear(const Kernels& kernels, const Weight& weight, const float* x, int64_t tokens, float* y,
-            int threads);
+struct Product {
+    const Weight* weight;
+    const float* x;
+    float* y;
+};
+
+// Products as one pool of work. What is the same input to several is prepared once for each order of weights.
+void linears(const Kernels& kernels, const std::vector<Product>& products, int64_t tokens, int threads);
 
 // y [tokens, hidden] = the MLP of x [tokens, hidden].
 void mlp(const Kernels& kernels, const GatedMlp& block, const float* x, int64_t tokens, float* y,

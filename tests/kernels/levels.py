@@ -29,7 +29,8 @@ def near(operation: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """Within the operation's tolerance of its definition."""
     assert found.shape == expected.shape and found.dtype == expected.dtype
     error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
-    rounding = 2.0**-8 if found.dtype is torch.bfloat16 else 0.0  # the last bit may fall either way
+    # the last bit may fall either way
+    rounding = torch.finfo(found.dtype).eps if found.dtype in (torch.bfloat16, torch.float16) else 0.0
     assert float(error) <= OPERATIONS[operation].tolerance + rounding, float(error)
 
 

@@ -218,6 +218,25 @@ def test_nan_codes_and_activations_stay_nan(level: str) -> None:
     assert torch.isnan(y).tolist() == [[False, True, False, False], [True] * 4]
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_products_in_one_call_have_the_bits_of_each_alone(level: str, tokens: int) -> None:
+    from hadron.kernels.cpu.linear import Product, bind
+
+    names = ("mxfp4", "bf16", "fp8_e4m3_block_128x128", "f32", "nvfp4", "mxfp4")
+    rows = (70, 3, 129, 16, 33, 200)
+    g = torch.Generator().manual_seed(7)
+    wide, narrow = torch.randn(tokens, 264, generator=g), torch.randn(tokens, 96, generator=g)
+    inputs = [wide, wide, wide, wide, narrow, narrow]
+    weights = [random_weight(parse_scheme(n), r, x.shape[1]) for n, r, x in zip(names, rows, inputs, strict=True)]
+    for threads in (1, 2, 3):
+        products = [bind(w, torch.ones(r) if r == 33 else None, threads) for w, r in zip(weights, rows, strict=True)]
+        together = Product.group(products)(inputs)
+        for product, x, y in zip(products, inputs, together, strict=True):
+            assert torch.equal(product(x), y), threads
+        half = Product.group(products)([x.bfloat16() for x in inputs])
+        assert {y.dtype for y in half} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("cut", [(0, 100), (64, 192), (130, 261)])
 def test_rows_of_a_weight_keep_their_block_of_scales(level: str, cut: tuple[int, int]) -> None:
     from hadron.kernels.cpu.linear import bind

@@ -25,6 +25,11 @@ def site(m: int, hidden: int, stored: torch.dtype, seed: int) -> tuple[torch.Ten
     return unaligned(fn.to(stored)), unaligned(base.to(stored)), unaligned(scale, 3)
 
 
+def norm(hidden: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, float, torch.dtype]:
+    """Weight at an odd address, eps and dtype of the norm of a block's input."""
+    return unaligned(torch.rand(hidden, generator=generator(9)).bfloat16()), 1e-5, dtype
+
+
 def dims(m: int, hidden: int) -> HyperConnectionDimensions:
     return HyperConnectionDimensions(hidden, m, 20, 1e-6, 1e-6)
 
@@ -35,12 +40,14 @@ def dims(m: int, hidden: int) -> HyperConnectionDimensions:
 def test_a_site_equals_its_definition(isa: str, m: int, hidden: int, stored: torch.dtype) -> None:
     level, d, parameters = handle(isa), dims(m, hidden), site(m, hidden, stored, m)
     streams = torch.randn(7, m, hidden, generator=generator(1)) * 3
-    for found, expected in zip(
-        (*native.mixes(streams, *parameters, d, level=level), *native.enter(streams, *parameters, d, level=level)),
-        (*reference.mixes(streams, *parameters, d), *reference.enter(streams, *parameters, d)),
-        strict=True,
-    ):
-        near("hyper_connection", found, expected)
+    pairs = [(native.mixes(streams, *parameters, d, level=level), reference.mixes(streams, *parameters, d))]
+    for wanted in (torch.float32, torch.bfloat16, torch.float16):
+        given = (streams, *parameters, d, *norm(hidden, wanted))
+        pairs.append((native.enter(*given, level=level), reference.enter(*given)))
+        assert pairs[-1][0][0].dtype == wanted
+    for all_found, all_expected in pairs:
+        for found, expected in zip(all_found, all_expected, strict=True):
+            near("hyper_connection", found, expected)
     pre, post, comb = reference.mixes(streams, *parameters, d)
     near("hyper_connection", native.collapse(streams, pre, level=level), reference.collapse(streams, pre))
     near("hyper_connection", native.mean(streams, level=level), reference.mean(streams))
@@ -61,8 +68,8 @@ def test_a_token_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(i
     def run(rows: slice, threads: int) -> list[torch.Tensor]:
         bound = {"threads": threads, "level": handle(isa)}
         part = streams[rows]
-        collapsed, post, comb = native.enter(part, *parameters, d, **bound)
-        return [collapsed, post, comb, native.spread(output[rows], post, comb, part, **bound)]
+        inner, post, comb = native.enter(part, *parameters, d, *norm(hidden), **bound)
+        return [inner, post, comb, native.spread(output[rows], post, comb, part, **bound)]
 
     alone = [torch.cat(parts) for parts in zip(*(run(slice(t, t + 1), 1) for t in range(130)), strict=True)]
     for threads in (1, 2, 3, 4):
@@ -78,8 +85,8 @@ def test_nan_reaches_the_blocks_input_and_every_stream(isa: str) -> None:
     d, parameters = dims(4, 40), site(4, 40, torch.float32, 6)
     streams = torch.ones(2, 4, 40)
     streams[1, 2, 5] = math.nan
-    collapsed, post, comb = native.enter(streams, *parameters, d, level=handle(isa))
-    assert not collapsed[0].isnan().any() and collapsed[1].isnan().all()
+    inner, post, comb = native.enter(streams, *parameters, d, *norm(40), level=handle(isa))
+    assert not inner[0].isnan().any() and inner[1].isnan().all()
     assert post[1].isnan().all() and comb[1].isnan().all()
     following = native.spread(torch.ones(2, 40), post, comb, streams, level=handle(isa))
     assert not following[0].isnan().any() and following[1].isnan().all()
@@ -90,6 +97,6 @@ def test_nan_reaches_the_blocks_input_and_every_stream(isa: str) -> None:
 def test_any_shape(m: int, hidden: int, tokens: int, seed: int) -> None:
     d, parameters = dims(m, hidden), site(m, hidden, torch.float32, seed)
     streams = torch.randn(tokens, m, hidden, generator=generator(seed))
-    found = native.enter(streams, *parameters, d, threads=3)
-    for part, expected in zip(found, reference.enter(streams, *parameters, d), strict=True):
+    found = native.enter(streams, *parameters, d, *norm(hidden), threads=3)
+    for part, expected in zip(found, reference.enter(streams, *parameters, d, *norm(hidden)), strict=True):
         near("hyper_connection", part, expected)

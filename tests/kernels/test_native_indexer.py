@@ -264,12 +264,3 @@ def test_slots_outside_the_cache_are_refused() -> None:
         with pytest.raises(IndexError, match=f"slot {block * 16}: the cache has 0 to 239"):
             stored.step((0, 4))
         assert stored.pages.isnan().all(), "nothing was written"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gates_are_a_product(level: str, dtype: torch.dtype) -> None:
-    gate = torch.randn(19, 70, generator=torch.Generator().manual_seed(2)).to(dtype)
-    x = torch.randn(5, 70, generator=torch.Generator().manual_seed(3)).to(dtype)
-    torch.testing.assert_close(
-        indexer.bind_gate(gate, threads=2)(x), reference.bind_gate(gate)(x), atol=1e-4, rtol=1e-4
-    )

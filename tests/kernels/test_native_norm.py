@@ -31,6 +31,9 @@ def test_norms_equal_their_definition(isa: str, size: int, stored: torch.dtype, 
         near("norm", norm.rms_norm(x, None, 1e-5, out, level=level), reference.rms_norm(x, None, 1e-5, out))
         near("norm", norm.gated_rms_norm(x, gate, weight, 1e-5, out, level=level),
              reference.gated_rms_norm(x, gate, weight, 1e-5, out))  # fmt: skip
+        several = [(x, weight, 1e-5, out), (gate[:, 0], None, 1e-2, torch.float32)]
+        for one, found in zip(several, norm.rms_norms(several, level=level), strict=True):
+            assert torch.equal(found, norm.rms_norm(*one, level=level)) and found.dtype == one[3]
         near("norm", norm.layer_norm(x, weight, bias, 1e-1, out, level=level),
              reference.layer_norm(x, weight, bias, 1e-1, out))  # fmt: skip
 

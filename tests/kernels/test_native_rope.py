@@ -34,6 +34,22 @@ def test_a_rotation_equals_its_definition(
 
 
 @every_level
+def test_parts_in_one_call_are_those_of_each_alone(isa: str) -> None:
+    parts = [
+        (torch.randn(5, 4, 96, generator=generator(1)), 32),
+        (torch.randn(5, 64, generator=generator(2)).bfloat16(), 0),
+        (torch.randn(5, 3, 2, 80, generator=generator(3)).transpose(1, 2)[:, 0], 16),
+    ]
+    positions = torch.tensor([0, 1, 63, 4_097, 131_072])
+    found = rope.rotate_parts(parts, 64, positions, 1e4, True, level=handle(isa))
+    for (x, start), y in zip(parts, found, strict=True):
+        assert torch.equal(y, rope.rotate_part(x, start, 64, positions, 1e4, True, level=handle(isa)))
+    assert [x.data_ptr() for x in rope.rotate_parts([(parts[0][0], 3)], 0, positions, 1e4, True)] == [
+        parts[0][0].data_ptr()
+    ]
+
+
+@every_level
 @pytest.mark.parametrize(("start", "size"), [(0, 64), (128, 64), (10, 20), (0, 0), (0, 192)])
 def test_a_part_is_rotated_and_the_rest_is_copied(isa: str, start: int, size: int) -> None:
     wide = torch.randn(5, 4, 2, 192, generator=generator(1))

@@ -1,4 +1,4 @@
-"""A hyper-connection site: before a block the streams are collapsed into its input, after it the block's
+"""A hyper-connection site: before a block the streams are collapsed into its input and normed, after it the block's
 output is spread over them while they mix. Everything is float32, whatever the parameters' storage."""
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import torch
 
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import HyperConnectionDimensions
+from hadron.layers.norm import RmsNorm
 from hadron.layers.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """collapsed: float32 [tokens, hidden], the block's input. post [tokens, m], comb [tokens, m, m]: for
+    """inner: [tokens, hidden], the block's input, normed. post [tokens, m], comb [tokens, m, m]: for
     `HyperConnection.spread`."""
 
-    collapsed: torch.Tensor
+    inner: torch.Tensor
     post: torch.Tensor
     comb: torch.Tensor
 
@@ -33,9 +34,9 @@ class HyperConnection:
         self._enter = kernels.function("hyper_connection", "enter")
         self._spread = kernels.function("hyper_connection", "spread")
 
-    def __call__(self, streams: torch.Tensor) -> Site:
-        """streams float32 [tokens, m, hidden]."""
-        return Site(*self._enter(streams, self.fn, self.base, self.scale, self.dims))
+    def __call__(self, streams: torch.Tensor, norm: RmsNorm, dtype: torch.dtype) -> Site:
+        """streams float32 [tokens, m, hidden]; norm: of the block's input, wanted in `dtype`."""
+        return Site(*self._enter(streams, self.fn, self.base, self.scale, self.dims, norm.weight, norm.eps, dtype))
 
     def spread(self, output: torch.Tensor, site: Site, streams: torch.Tensor) -> torch.Tensor:
         """output [tokens, hidden] of the block, the streams it was computed from -> the next streams."""

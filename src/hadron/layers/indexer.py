@@ -7,6 +7,8 @@ in the request's state slot, in float32, so that it makes no difference which st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hadron.attention.backend import AttentionMetadata
@@ -28,27 +30,26 @@ class Indexer:
         self.wk = weights.linear(f"{prefix}.wk")
         self.k_norm = LayerNorm(f"{prefix}.k_norm", dims.norm_eps, weights, kernels)
         self.weights_proj = weights.linear(f"{prefix}.weights_proj")
-        self.gates = self.table = None
+        self.of_input = [self.wk, self.weights_proj]
+        self.table = None
         if dims.pooled:
-            gate = weights.tensor(f"{prefix}.index_kpool_compress_gate")
-            self.gates = kernels.function("indexer", "bind_gate")(gate)
+            self.of_input.append(weights.linear(f"{prefix}.index_kpool_compress_gate"))
             self.table = weights.tensor(f"{prefix}.index_kpool_compress_ape")
         self.rope = Rope(dims.rope_theta, dims.rope_interleave, kernels)
         self._store = kernels.function("indexer", "store")
         self._choose = kernels.function("indexer", "choose")
 
     def __call__(
-        self, x: torch.Tensor, low_rank: torch.Tensor, batch: ForwardBatch, metadata: AttentionMetadata
+        self, projected: Sequence[torch.Tensor], query: torch.Tensor, batch: ForwardBatch, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """x [tokens, hidden], low_rank [tokens, q_rank] (the normed query latent)
-        -> int64 [tokens, width]: positions, ascending, -1 beyond."""
+        """projected: what `of_input` makes of the layer's input, float32 [tokens, ...] each; query: what `wq_b`
+        makes of the normed query latent -> int64 [tokens, width]: positions, ascending, -1 beyond."""
         d, positions = self.dims, metadata.positions
-        query = self.wq_b(low_rank).reshape(-1, d.heads, d.head_dim)
-        query = self.rope.first(query, d.rope, positions)
-        keys = self.rope.first(self.k_norm(self.wk(x), torch.float32), d.rope, positions)
-        # Widened first: head weights are float32 whatever the activations are.
-        head_weights = self.weights_proj(x.float())
-        gates = None if self.gates is None else self.gates(x)
+        keys, head_weights, *pooling = projected
+        gates = pooling[0] if pooling else None
+        query = query.reshape(-1, d.heads, d.head_dim)
+        keys = self.k_norm(keys, torch.float32)
+        query, keys = self.rope.turned((query, 0), (keys, 0), size=d.rope, positions=positions)
         pages = batch.pages.index_keys[self.layer]
         assert pages is not None, f"layer {self.layer} keeps no indexer keys"
         lengths = metadata.sequence_lens

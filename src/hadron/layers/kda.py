@@ -11,6 +11,7 @@ import torch
 from hadron.batch import ForwardBatch
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import KdaDimensions
+from hadron.layers.linear import Linears
 from hadron.layers.weights import Weights
 
 
@@ -29,6 +30,8 @@ class Kda:
         self.g_a_proj = weights.linear(f"{prefix}.g_a_proj")
         self.g_b_proj = weights.linear(f"{prefix}.g_b_proj")
         self.o_proj = weights.linear(f"{prefix}.o_proj")
+        self._of_input = Linears([self.q_proj, self.k_proj, self.v_proj, self.b_proj, self.f_a_proj, self.g_a_proj])
+        self._of_low_rank = Linears([self.f_b_proj, self.g_b_proj])
         convolutions = [
             weights.tensor(f"{prefix}.{name}").reshape(dims.width, dims.conv_kernel)
             for name in ("q_conv1d", "k_conv1d", "v_conv1d")
@@ -42,6 +45,6 @@ class Kda:
         """x [tokens, hidden] -> [tokens, hidden]."""
         matrices, windows = batch.states.kda[self.layer], batch.states.conv[self.layer]
         assert matrices is not None and windows is not None
-        inputs = [self.q_proj(x), self.k_proj(x), self.v_proj(x), self.f_b_proj(self.f_a_proj(x)), self.b_proj(x)]
-        gate = self.g_b_proj(self.g_a_proj(x))
-        return self.o_proj(self._block(*inputs, gate, matrices, windows, batch.state_slots, batch.query_lens))
+        q, k, v, b, f_a, g_a = self._of_input(x)
+        f, gate = self._of_low_rank(f_a, g_a)
+        return self.o_proj(self._block(q, k, v, f, b, gate, matrices, windows, batch.state_slots, batch.query_lens))

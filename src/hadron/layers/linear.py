@@ -7,13 +7,14 @@ granularity is always the layer's own and never its neighbour's.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from hadron.kernels.reference.dequantize import dequantize
 from hadron.kernels.select import KernelChoice
 from hadron.kernels.stored import StoredWeight
+from hadron.layers.weights import LinearLike
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -41,6 +42,11 @@ class Linear:
         self.run = bind(kernel, weight, bias, threads)
 
     @property
+    def quantizes(self) -> bool:
+        """Whether x goes through the declared activation quantization first."""
+        return self._quantize is not None
+
+    @property
     def in_features(self) -> int:
         """Columns of the weight."""
         return self.weight.shape[1]
@@ -57,6 +63,28 @@ class Linear:
     def dequantized(self) -> torch.Tensor:
         """The weight as float32 [out, in], by the reference definition."""
         return dequantize(self.weight)
+
+
+class Linears:
+    """Products that a layer needs at the same time, in one call where their kernel can: a bound product whose
+    class has `group` runs together with others of that class."""
+
+    def __init__(self, products: Sequence[LinearLike]) -> None:
+        self._products = products
+        self._run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
+        bound = [p.run if isinstance(p, Linear) and not p.quantizes else p for p in products]
+        kinds = {type(p) for p in bound}
+        group = getattr(kinds.pop(), "group", None) if len(kinds) == 1 else None
+        if group is not None:
+            self._run = group(bound)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """inputs [tokens, in] of one dtype: one for each product, or one for all -> [tokens, out] of each."""
+        given = inputs * len(self._products) if len(inputs) == 1 else inputs
+        assert len({x.dtype for x in inputs}) == 1, "products that run together take one dtype"
+        if self._run is not None:
+            return self._run(given)
+        return [product(x) for product, x in zip(self._products, given, strict=True)]
 
 
 def bind(kernel: KernelChoice, weight: StoredWeight, bias: torch.Tensor | None, threads: int) -> Product:

@@ -14,7 +14,8 @@ from hadron.batch import ForwardBatch
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import IndexerDimensions, MlaDimensions
 from hadron.layers.indexer import Indexer
-from hadron.layers.norm import RmsNorm
+from hadron.layers.linear import Linears
+from hadron.layers.norm import RmsNorm, rms_norms
 from hadron.layers.rope import Rope
 from hadron.layers.weights import Weights
 
@@ -42,6 +43,9 @@ class Mla:
         self.kv_b_proj = weights.linear(f"{prefix}.kv_b_proj")
         self.o_proj = weights.linear(f"{prefix}.o_proj")
         self.indexer = Indexer(f"{prefix}.indexer", layer, indexer, weights, kernels) if indexer else None
+        own = self.indexer
+        self._of_input = Linears([self.q_a_proj, self.kv_a_proj_with_mqa, *(own.of_input if own else ())])
+        self._of_low_rank = Linears([self.q_b_proj, *([own.wq_b] if own else ())])
         self.rope = Rope(dims.rope_theta, dims.rope_interleave, kernels)
         self.attention = attention
         self._expansion = attention.bind_expansion(self.kv_b_proj, dims)
@@ -51,19 +55,21 @@ class Mla:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [tokens, hidden], selection of the last full indexer -> ([tokens, hidden], the selection used)."""
         d = self.dims
-        low_rank = self.q_a_layernorm(self.q_a_proj(x), x.dtype)
-        query = self.q_b_proj(low_rank).reshape(-1, d.heads, d.nope + d.rope)
-        query = self.rope.last(query, d.rope, metadata.positions)
-        joint = self.kv_a_proj_with_mqa(x)
-        # Rounded once, to what the cache keeps: bfloat16 on the way to FP8 or float32 would lose for nothing.
+        # Widened first: what norms, the indexer and the cache read is rounded once, by them.
+        low_rank, joint, *projected = self._of_input(x.float())
+        # bfloat16 on the way to an FP8 or float32 cache would lose for nothing.
         rows = torch.bfloat16 if batch.pages.spec.latents == "bfloat16" else torch.float32
-        latent = self.kv_a_layernorm(joint[:, : d.kv_rank], rows)
+        low_rank, latent = rms_norms(
+            (self.q_a_layernorm, low_rank, x.dtype), (self.kv_a_layernorm, joint[:, : d.kv_rank], rows)
+        )
+        query, *index_query = self._of_low_rank(low_rank)
         key = joint[:, d.kv_rank :].to(torch.promote_types(x.dtype, rows))
-        key = self.rope.last(key, d.rope, metadata.positions)
+        query = query.reshape(-1, d.heads, d.nope + d.rope)
+        query, key = self.rope.turned((query, d.nope), (key, 0), size=d.rope, positions=metadata.positions)
         written = self.attention.write(self.layer, latent, key, metadata, batch.pages)
         assert written == batch.tokens
         if self.indexer is not None:
-            selection = self.indexer(x, low_rank, batch, metadata)
+            selection = self.indexer(projected, index_query[0], batch, metadata)
             if (kept := batch.selections) is not None:
                 selection = kept.take(kept.positions, f"layers.{self.layer}", selection)
         assert selection is not None, "a shared layer before the first full indexer"

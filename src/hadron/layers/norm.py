@@ -14,12 +14,17 @@ class RmsNorm:
     def __init__(self, name: str, eps: float, weights: Weights, kernels: Provider) -> None:
         self.weight = weights.tensor(name)
         self.eps = eps
-        self._norm = kernels.function("norm", "rms_norm")
+        self.run = kernels.function("norm", "rms_norms")
 
     def __call__(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """x [..., size] -> the same shape in `dtype`."""
-        out: torch.Tensor = self._norm(x, self.weight, self.eps, dtype)
-        return out
+        return rms_norms((self, x, dtype))[0]
+
+
+def rms_norms(*norms: tuple[RmsNorm, torch.Tensor, torch.dtype]) -> list[torch.Tensor]:
+    """Each norm of its x in its dtype, in one call of the first one's kernel."""
+    out: list[torch.Tensor] = norms[0][0].run([(x, norm.weight, norm.eps, dtype) for norm, x, dtype in norms])
+    return out
 
 
 class LayerNorm:

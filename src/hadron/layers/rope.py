@@ -13,18 +13,11 @@ class Rope:
     def __init__(self, theta: float, interleave: bool, kernels: Provider) -> None:
         self.theta = theta
         self.interleave = interleave
-        self._rotate = kernels.function("rope", "rotate_part")
+        self._rotate = kernels.function("rope", "rotate_parts")
 
-    def first(self, x: torch.Tensor, size: int, positions: torch.Tensor) -> torch.Tensor:
-        """x [tokens, ..., n] with its first `size` elements rotated by positions int64 [tokens]."""
-        return self._part(x, 0, size, positions)
-
-    def last(self, x: torch.Tensor, size: int, positions: torch.Tensor) -> torch.Tensor:
-        """x [tokens, ..., n] with its last `size` elements rotated by positions int64 [tokens]."""
-        return self._part(x, x.shape[-1] - size, size, positions)
-
-    def _part(self, x: torch.Tensor, start: int, size: int, positions: torch.Tensor) -> torch.Tensor:
+    def turned(self, *parts: tuple[torch.Tensor, int], size: int, positions: torch.Tensor) -> list[torch.Tensor]:
+        """Each x [tokens, ..., n] with its elements from start to start + size rotated by positions int64 [tokens]."""
         if not size:
-            return x
-        out: torch.Tensor = self._rotate(x, start, size, positions, self.theta, self.interleave)
+            return [x for x, _ in parts]
+        out: list[torch.Tensor] = self._rotate(parts, size, positions, self.theta, self.interleave)
         return out

@@ -21,14 +21,17 @@ def enter(
     base: torch.Tensor,
     scale: torch.Tensor,
     dims: HyperConnectionSizes,
+    norm: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype,
     *,
     threads: int = 1,
     level: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`mixes`, with `pre` used up: -> collapsed [tokens, hidden], post [tokens, m], comb [tokens, m, m]."""
-    collapsed = torch.empty(streams.shape[0], streams.shape[2])
-    _, post, comb = _enter(streams, fn, base, scale, dims, collapsed, threads, level)
-    return collapsed, post, comb
+    """As `reference.hyper_connection.enter`."""
+    out = torch.empty(streams.shape[0], streams.shape[2], dtype=dtype if dtype is torch.bfloat16 else torch.float32)
+    _, post, comb = _enter(streams, fn, base, scale, dims, (norm, eps, out), threads, level)
+    return out.to(dtype), post, comb
 
 
 def mixes(
@@ -47,7 +50,7 @@ def mixes(
 
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor, *, threads: int = 1, level: Any = None) -> torch.Tensor:
-    """streams [tokens, m, hidden], pre [tokens, m] -> [tokens, hidden], the block's input."""
+    """streams [tokens, m, hidden], pre [tokens, m] -> [tokens, hidden]."""
     streams, pre = streams.float().contiguous(), pre.float().contiguous()
     out = torch.empty(streams.shape[0], streams.shape[2])
     extension().hyper_collapse(
@@ -88,7 +91,7 @@ def _enter(
     base: torch.Tensor,
     scale: torch.Tensor,
     dims: HyperConnectionSizes,
-    collapsed: torch.Tensor | None,
+    normed: tuple[torch.Tensor, float, torch.Tensor] | None,
     threads: int,
     level: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,9 +99,11 @@ def _enter(
     tokens, m, hidden = streams.shape
     assert fn.shape == ((2 + m) * m, m * hidden) and m == dims.streams <= 16
     pre, post, comb = torch.empty(tokens, m), torch.empty(tokens, m), torch.empty(tokens, m, m)
+    collapsed = None if normed is None else torch.empty(tokens, hidden)
+    norm = (0, 0, 0.0, 0, 0) if normed is None else (*numbers(normed[0]), normed[1], *numbers(normed[2]))
     extension().hyper_enter(
         level or current_level(), streams.data_ptr(), tokens, m, hidden, dims.sinkhorn_iterations, dims.eps,
         dims.norm_eps, *numbers(fn), *numbers(base), *numbers(scale), pre.data_ptr(), post.data_ptr(), comb.data_ptr(),
-        0 if collapsed is None else collapsed.data_ptr(), threads,
+        0 if collapsed is None else collapsed.data_ptr(), *norm, threads,
     )  # fmt: skip
     return pre, post, comb

@@ -13,21 +13,9 @@ from typing import Any
 import torch
 
 from hadron.errors import NumericsError
-from hadron.kernels.cpu.linear import Product
 from hadron.kernels.cpu.native import extension
-from hadron.kernels.stored import stored_weight
-from hadron.quantization.dtypes import PLAIN
-from hadron.quantization.scheme import PLAIN_STORAGE, parse_scheme
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SCHEMES = {torch.float32: PLAIN["F32"], torch.float16: PLAIN["F16"], torch.bfloat16: PLAIN["BF16"]}
-
-
-def bind_gate(gate: torch.Tensor, threads: int = 1) -> Product:
-    """gate [head_dim, hidden] -> x [tokens, hidden] to float32 [tokens, head_dim]."""
-    shape = (gate.shape[0], gate.shape[1])
-    weight = stored_weight("gate", parse_scheme(_SCHEMES[gate.dtype]), PLAIN_STORAGE, shape, {"weight": gate})
-    return Product(weight, None, threads)
 
 
 def store(

@@ -6,6 +6,7 @@ result depends on its row of x alone: not on the batch, not on the thread count.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,29 @@ class Product:
         y = torch.empty(wide.shape[0], self.rows)
         self._call(self.level, self.native, wide.data_ptr(), wide.shape[0], y.data_ptr(), self.threads)
         return y
+
+    @staticmethod
+    def group(products: Sequence[Product]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        """Products in one call: one x [tokens, in] for each -> [tokens, out] for each, in the inputs' dtype.
+
+        What is the same tensor to several is prepared once.
+        """
+        weights, kept = extension().WeightList(), tuple(products)
+        for product in kept:
+            weights.add(product.native)
+        call, level, threads = extension().linears, kept[0].level, kept[0].threads
+        rows = [product.rows for product in kept]
+
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            assert len(inputs) == len(kept)  # and their tensors live as long as this function
+            wide = {id(x): x.float().contiguous() for x in inputs}
+            tokens = inputs[0].shape[0]
+            y = torch.empty(tokens * sum(rows))
+            call(level, weights, [wide[id(x)].data_ptr() for x in inputs], tokens, y.data_ptr(), threads)
+            parts = torch.split(y.to(inputs[0].dtype), [tokens * n for n in rows])
+            return [part.view(tokens, n) for part, n in zip(parts, rows, strict=True)]
+
+        return run
 
 
 def bind(weight: StoredWeight, bias: torch.Tensor | None, threads: int) -> Product:

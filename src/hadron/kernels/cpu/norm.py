@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,11 @@ import torch
 from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.cpu.plain import activations, number_type, numbers
+
+#: x [..., size], weight or None, eps, dtype of the result
+RmsNorm = tuple[torch.Tensor, torch.Tensor | None, float, torch.dtype]
+_Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float, torch.dtype]
+_ABSENT = (0, 0)
 
 
 def rms_norm(
@@ -21,7 +27,12 @@ def rms_norm(
     level: Any = None,
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) over the last axis, times weight where there is one, in `dtype`."""
-    return _rms_norm(x, None, weight, eps, dtype, threads, level)
+    return _rms_norms([(x, None, weight, eps, dtype)], threads, level)[0]
+
+
+def rms_norms(norms: Sequence[RmsNorm], *, threads: int = 1, level: Any = None) -> list[torch.Tensor]:
+    """`rms_norm` of each (x, weight, eps, dtype), in one call."""
+    return _rms_norms([(x, None, weight, eps, dtype) for x, weight, eps, dtype in norms], threads, level)
 
 
 def gated_rms_norm(
@@ -35,7 +46,7 @@ def gated_rms_norm(
     level: Any = None,
 ) -> torch.Tensor:
     """RMS norm of x, times sigmoid(gate), in `dtype`. x and gate have the same shape."""
-    return _rms_norm(x, activations(gate), weight, eps, dtype, threads, level)
+    return _rms_norms([(x, activations(gate), weight, eps, dtype)], threads, level)[0]
 
 
 def layer_norm(
@@ -58,24 +69,18 @@ def layer_norm(
     return out.to(dtype)
 
 
-def _rms_norm(
-    x: torch.Tensor,
-    gate: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-    threads: int,
-    level: Any,
-) -> torch.Tensor:
-    rows, stride = _rows(x)
-    out = _output(x.shape, dtype)
-    absent = (0, 0)
-    extension().rms_norm(
-        level or current_level(), *_address(rows), stride, *(absent if gate is None else numbers(gate)),
-        *(absent if weight is None else numbers(weight)), x.numel() // x.shape[-1], x.shape[-1], eps,
-        *numbers(out), threads,
-    )  # fmt: skip
-    return out.to(dtype)
+def _rms_norms(norms: Sequence[_Norm], threads: int, level: Any) -> list[torch.Tensor]:
+    calls, outs, kept = [], [], []
+    for x, gate, weight, eps, dtype in norms:
+        rows, stride = _rows(x)
+        out = _output(x.shape, dtype)
+        gates, weights = (_ABSENT if t is None else numbers(t) for t in (gate, weight))
+        shape = (x.numel() // x.shape[-1], x.shape[-1])
+        calls.append((*_address(rows), stride, *gates, *weights, *shape, eps, *numbers(out)))
+        outs.append(out)
+        kept.append(rows)  # may be copies, whose addresses the call takes
+    extension().rms_norms(level or current_level(), calls, threads)
+    return [out.to(norm[4]) for norm, out in zip(norms, outs, strict=True)]
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -37,20 +38,41 @@ def rotate_part(
     level: Any = None,
 ) -> torch.Tensor:
     """As `rotate`, of elements start .. start + size - 1; the others are copied."""
+    return rotate_parts([(x, start)], size, positions, theta, interleave, threads=threads, level=level)[0]
+
+
+def rotate_parts(
+    parts: Sequence[tuple[torch.Tensor, int]],
+    size: int,
+    positions: torch.Tensor,
+    theta: float,
+    interleave: bool,
+    *,
+    threads: int = 1,
+    level: Any = None,
+) -> list[torch.Tensor]:
+    """`rotate_part` of each (x, start), in one call."""
     if not size:
-        return x
-    wide = x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
-    if wide.stride(-1) != 1:
-        wide = wide.contiguous()
-    heads, head_stride = (wide.shape[1], wide.stride(1)) if wide.dim() == 3 else (1, 0)
-    out = torch.empty(wide.shape, dtype=wide.dtype)
+        return [x for x, _ in parts]
+    calls, outs, kept = [], [], []
+    for x, start in parts:
+        wide = x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
+        if wide.stride(-1) != 1:
+            wide = wide.contiguous()
+        heads, head_stride = (wide.shape[1], wide.stride(1)) if wide.dim() == 3 else (1, 0)
+        out = torch.empty(wide.shape, dtype=wide.dtype)
+        calls.append(
+            (wide.data_ptr(), number_type(wide.dtype), heads, wide.shape[-1], wide.stride(0), head_stride, start,
+             out.data_ptr())
+        )  # fmt: skip
+        outs.append(out)
+        kept.append(wide)  # may be copies, whose addresses the call takes
     positions, frequencies = positions.contiguous(), _frequencies(theta, size)
     extension().rotate(
-        level or current_level(), wide.data_ptr(), number_type(wide.dtype), wide.shape[0], heads, wide.shape[-1],
-        wide.stride(0), head_stride, start, size, positions.data_ptr(), frequencies.data_ptr(), interleave,
-        out.data_ptr(), threads,
+        level or current_level(), calls, size, positions.shape[0], positions.data_ptr(), frequencies.data_ptr(),
+        interleave, threads,
     )  # fmt: skip
-    return out.to(x.dtype)
+    return [out.to(x.dtype) for (x, _), out in zip(parts, outs, strict=True)]
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from hadron.kernels.reference.norm import rms_norm
 from hadron.kernels.sizes import HyperConnectionSizes
 
 
@@ -33,15 +34,23 @@ def mixes(
 
 
 def enter(
-    streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, dims: HyperConnectionSizes
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    dims: HyperConnectionSizes,
+    norm: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`mixes`, with `pre` used up: -> collapsed [tokens, hidden], post [tokens, m], comb [tokens, m, m]."""
+    """`mixes`, with `pre` used up: -> the block's input [tokens, hidden] in `dtype`, which is the RMS norm by
+    norm [hidden] and eps of the collapsed streams, post [tokens, m], comb [tokens, m, m]."""
     pre, post, comb = mixes(streams, fn, base, scale, dims)
-    return collapse(streams, pre), post, comb
+    return rms_norm(collapse(streams, pre), norm, eps, dtype), post, comb
 
 
 def collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
-    """streams [tokens, m, hidden], pre [tokens, m] -> [tokens, hidden], the block's input."""
+    """streams [tokens, m, hidden], pre [tokens, m] -> [tokens, hidden]."""
     return (pre.unsqueeze(-1) * streams).sum(dim=1)
 
 

@@ -8,7 +8,7 @@ Source: DeepSeek-V3.2; transformers 5.23 `glm_moe_dsa`, `glm5_next`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -109,11 +109,6 @@ def expand_pools(pools: torch.Tensor, pool: int, positions: torch.Tensor, tail: 
     beyond = torch.iinfo(torch.int64).max
     ordered = torch.where(expanded < 0, beyond, expanded).sort(dim=1).values
     return torch.where(ordered == beyond, -1, ordered)
-
-
-def bind_gate(gate: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """gate [head_dim, hidden] -> x [tokens, hidden] to float32 [tokens, head_dim]."""
-    return lambda x: x.float() @ gate.float().T
 
 
 def store(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -10,6 +12,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, dtype: to
     x = x.float()
     x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     return (x if weight is None else x * weight.float()).to(dtype)
+
+
+def rms_norms(norms: Sequence[tuple[torch.Tensor, torch.Tensor | None, float, torch.dtype]]) -> list[torch.Tensor]:
+    """`rms_norm` of each (x, weight, eps, dtype)."""
+    return [rms_norm(*norm) for norm in norms]
 
 
 def gated_rms_norm(

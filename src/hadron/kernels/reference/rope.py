@@ -7,6 +7,8 @@ permuted elements is the permuted interleaved one. Angles are float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -39,3 +41,10 @@ def rotate_part(
     end = start + size
     turned = rotate(x[..., start:end], positions, theta, interleave)
     return torch.cat([x[..., :start], turned, x[..., end:]], dim=-1)
+
+
+def rotate_parts(
+    parts: Sequence[tuple[torch.Tensor, int]], size: int, positions: torch.Tensor, theta: float, interleave: bool
+) -> list[torch.Tensor]:
+    """`rotate_part` of each (x, start)."""
+    return [rotate_part(x, start, size, positions, theta, interleave) for x, start in parts]

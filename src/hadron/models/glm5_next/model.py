@@ -47,16 +47,14 @@ class DecoderLayer:
     def __call__(self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry) -> Carry:
         """The carry after this layer."""
         streams, selection = carry.residual, carry.selection
-        site = self.hc_attn(streams)
-        x = self.input_layernorm(site.collapsed, self.dtype)
+        site = self.hc_attn(streams, self.input_layernorm, self.dtype)
         if isinstance(self.self_attn, Kda):
-            x = self.self_attn(x, batch)
+            x = self.self_attn(site.inner, batch)
         else:
-            x, selection = self.self_attn(x, batch, metadata, selection)
+            x, selection = self.self_attn(site.inner, batch, metadata, selection)
         streams = self.hc_attn.spread(x, site, streams)
-        site = self.hc_ffn(streams)
-        x = self.post_attention_layernorm(site.collapsed, self.dtype)
-        x = self.mlp(x, batch.selections) if isinstance(self.mlp, Moe) else self.mlp(x)
+        site = self.hc_ffn(streams, self.post_attention_layernorm, self.dtype)
+        x = self.mlp(site.inner, batch.selections) if isinstance(self.mlp, Moe) else self.mlp(site.inner)
         return Carry(self.hc_ffn.spread(x, site, streams), selection)
 
 
