@@ -76,8 +76,12 @@ class LLM:
         threads: int | None = None,
         activation_quantization: str = "none",
         mla_prefill: str = "auto",
-        max_context: int | None = None,
-        chunk_size: int = 512,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int = 512,
+        max_num_seqs: int = 16,
+        num_pages: int | None = None,
+        memory_utilization: float = 0.9,
+        enable_prefix_caching: bool = True,
         prefault: bool = False,
         mlock: bool = False,
         report: Report = _silent,
@@ -94,8 +98,12 @@ class LLM:
             threads=threads,
             activation_quantization=activation_quantization,
             mla_prefill=mla_prefill,
-            max_context=max_context,
-            chunk_size=chunk_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            num_pages=num_pages,
+            memory_utilization=memory_utilization,
+            enable_prefix_caching=enable_prefix_caching,
             prefault=prefault,
             mlock=mlock,
         )
@@ -105,7 +113,7 @@ class LLM:
         self._ids = count()
 
     @property
-    def max_context(self) -> int:
+    def max_model_len(self) -> int:
         """Most tokens of one sequence, prompt and continuation."""
         return self._engine.capacity
 
@@ -141,6 +149,7 @@ class LLM:
         prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those.
         sampling_params: one for all, or one for each; None takes the checkpoint's defaults.
         on_token: called with a prompt's index and each of its tokens as they come.
+        A prompt that fails, such as by logits that are not finite, raises once the others are done.
         Everything is checked before anything runs: `RequestError`, `CapacityError`, `TokenizerError`.
         """
         several = [prompts] if isinstance(prompts, str | Mapping) else _listed(prompts, "prompts", _PROMPTS)
@@ -209,8 +218,11 @@ class LLM:
             index = {request.request_id: i for i, request in enumerate(requests)}
             while engine.has_requests:
                 for event in engine.step():
-                    if on_token is not None:
+                    if on_token is not None and event.token_id is not None:
                         on_token(index[event.request_id], event)
+            for request in requests:
+                if request.error is not None:
+                    raise request.error
             return [request.output() for request in requests]
         finally:
             engine.abort_all()

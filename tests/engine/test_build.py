@@ -280,7 +280,7 @@ def test_progress_and_prefault(checkpoints: Path) -> None:
         ({"activation_quantization": "fp8"}, "--activation-quantization", "none, declared"),
         ({"mla_prefill": "flash"}, "--mla-prefill", "auto, mqa, dense_mha"),
         ({"threads": 0}, "--threads", "a whole number of at least 1"),
-        ({"max_context": True}, "--max-context", "a whole number of at least 1"),
+        ({"max_model_len": True}, "--max-model-len", "a whole number of at least 1"),
         ({"device": "cuda", "mlock": True}, "--mlock", "nothing with --device cuda"),
     ],
 )

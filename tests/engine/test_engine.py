@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import DATA
-from hadron.batch import ForwardBatch
+from hadron.batch import ForwardBatch, Selections
 from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
@@ -52,10 +52,16 @@ class Arithmetic:
         self.steps: list[int] = []
         self.heads = 0
         self.fail_at = fail_at
+        self.poisoned: int | None = None  # a token whose logits are not finite
+        self.refused: int | None = None  # a token that a kernel refuses
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         batch.check_stamps()
         self.steps.append(batch.tokens)
+        if self.refused in batch.token_ids.tolist():
+            for slot in batch.state_slots:  # half of a step
+                batch.states.kda[0][slot] += 100  # type: ignore[index]
+            raise NumericsError("a kernel", where="row", found="a NaN", accepted="none", hint="none")
         batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
         rows = batch.pages.latent_rows(0)
         out = []
@@ -67,7 +73,8 @@ class Arithmetic:
             assert state is not None
             assert int(state[batch.state_slots[i]]) == start
             state[batch.state_slots[i]] += count
-            out += [digest(prefix[: p + 1]) for p in range(start, start + count)]
+            digests = [digest(prefix[: p + 1]) for p in range(start, start + count)]
+            out += [-1 if self.poisoned in prefix else value for value in digests]
         batch.advance()
         return torch.tensor(out, dtype=torch.float64)[:, None]
 
@@ -75,6 +82,7 @@ class Arithmetic:
         self.heads += hidden.shape[0]
         logits = torch.zeros(hidden.shape[0], VOCABULARY)
         logits[torch.arange(hidden.shape[0]), hidden[:, 0].long() % VOCABULARY] = 5
+        logits[hidden[:, 0] < 0, 5] = float("nan")
         if self.fail_at is not None and self.heads >= self.fail_at:
             logits[-1, 3] = float("nan")
         return logits
@@ -85,9 +93,11 @@ def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True
     if not has_state:
         model.forward = stateless(model)
     layer = LayerCache(latent_width=1, kda=(1, 1) if has_state else ())
-    runner = Runner(model, CacheSpec((layer,), pool=1, dtype="float32", page_size=4), max_context=max_context)
+    spec = CacheSpec((layer,), pool=1, dtype="float32", page_size=4)
+    caches = {key: options.pop(key) for key in ("max_num_seqs", "num_pages", "prefix_snapshots") if key in options}
+    runner = Runner(model, spec, max_model_len=max_context, **caches)
     settings = {"vocabulary": VOCABULARY, "max_position": 1000, "eos": frozenset({END}), "tokenizer": None} | options
-    return Engine(runner, chunk_size=chunk_size, **settings), model
+    return Engine(runner, max_num_batched_tokens=chunk_size, **settings), model
 
 
 def stateless(model: Arithmetic) -> Any:
@@ -152,6 +162,89 @@ def test_queued_requests_are_all_served_in_order() -> None:
     assert order == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
     for i, request in enumerate(requests):
         assert request.output_token_ids == continuation([i + 1, i], 3)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 5, 64])
+@pytest.mark.parametrize("pages", [None, 9])
+@pytest.mark.parametrize("snapshots", [0, 4])
+def test_many_requests_at_once_give_what_each_gives_alone(chunk_size: int, pages: int | None, snapshots: int) -> None:
+    """With few pages they push each other out; with snapshots they go on from where they were."""
+    options = {"max_num_seqs": 4, "prefix_snapshots": snapshots} | ({"num_pages": pages} if pages else {})
+    e, _ = engine(chunk_size=chunk_size, max_context=36, **options)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True).with_defaults({})
+    prompts = [[*PROMPT[: 3 + i], i] for i in range(8)]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.output_token_ids == continuation(prompt, 12)
+    assert (e.stats.preemptions > 0) is (pages == 9)
+    assert e.stats.generated_tokens == 8 * 12
+    assert [r.output().num_preemptions for r in requests] == [r.num_preemptions for r in requests]
+
+
+def test_a_request_that_fails_leaves_the_others_alone() -> None:
+    e, model = engine(max_num_seqs=3, chunk_size=64)
+    model.poisoned = 77
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    prompts = [PROMPT, [5, 77, 3], PROMPT[:4]]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    assert [r.finish_reason for r in requests] == ["length", "error", "length"]
+    assert isinstance(requests[1].error, NumericsError)
+    for i in (0, 2):
+        assert requests[i].output_token_ids == continuation(prompts[i], 6)
+
+
+def test_a_step_that_fails_is_taken_again_by_each_alone() -> None:
+    e, model = engine(max_num_seqs=3, chunk_size=64)
+    model.refused = 77
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    prompts = [PROMPT, [5, 77, 3], PROMPT[:4]]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    assert [r.finish_reason for r in requests] == ["length", "error", "length"]
+    assert requests[1].error is not None and requests[1].error.found == "a NaN"
+    for i in (0, 2):
+        assert requests[i].output_token_ids == continuation(prompts[i], 6)
+
+
+def test_an_unforeseen_error_ends_the_step_and_gives_everything_back() -> None:
+    e, model = engine(max_num_seqs=2, chunk_size=64)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    requests = [e.add(str(i), tuple(PROMPT), params) for i in range(2)]
+    forward, model.forward = model.forward, lambda batch: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        e.step()
+    assert not e.has_requests and [r.finish_reason for r in requests] == ["abort"] * 2
+    model.forward = forward
+    assert run(e, PROMPT, max_tokens=9, ignore_eos=True).token_ids == continuation(PROMPT, 9)
+
+
+def test_an_aborted_request_is_gone_within_the_step() -> None:
+    e, _ = engine(max_num_seqs=2, chunk_size=4)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    first, second, third = (e.add(str(i), tuple(PROMPT), params) for i in range(3))
+    e.step()
+    assert e.abort("0") and e.abort("2") and not e.abort("2")
+    while e.has_requests:
+        assert "0" not in {event.request_id for event in e.step()}
+    assert [r.finish_reason for r in (first, second, third)] == ["abort", "length", "abort"]
+    assert second.output_token_ids == continuation(PROMPT, 6)
+
+
+def test_imposed_choices_are_not_found_by_others() -> None:
+    e, model = engine(chunk_size=100, has_state=False)
+    e.logits(tuple(PROMPT), Selections())
+    model.steps.clear()
+    run(e, PROMPT, max_tokens=1)
+    assert model.steps == [len(PROMPT)]
+    e.logits(tuple(PROMPT))
+    model.steps.clear()
+    run(e, [*PROMPT[:8], 1], max_tokens=1)
+    assert model.steps == [1]
 
 
 def test_whole_pages_of_an_earlier_prompt_are_used_again() -> None:
@@ -233,7 +326,7 @@ def test_a_prompt_beyond_the_cache_is_refused_with_numbers() -> None:
         e.check_prompt(PROMPT, "prompt")
     assert caught.value.found == "11 tokens"
     assert caught.value.accepted == "at most 8 (the model itself could take 1000)"
-    assert "--max-context" in caught.value.hint
+    assert "--max-model-len" in caught.value.hint
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
@@ -252,10 +345,15 @@ def test_stop_ids_outside_the_vocabulary_are_refused() -> None:
 
 def test_after_a_failed_step_everything_is_given_back() -> None:
     e, model = engine(fail_at=3)
-    with pytest.raises(NumericsError, match="not finite") as caught:
-        run(e, PROMPT, max_tokens=9, ignore_eos=True)
-    assert caught.value.where == f"position {len(PROMPT) + 2}, token 3"
-    e.abort_all()
-    assert not e.has_requests
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True).with_defaults({})
+    request = e.add("r", tuple(PROMPT), params)
+    events = []
+    while e.has_requests:
+        events += e.step()
+    assert isinstance(request.error, NumericsError)
+    assert request.error.where == f"position {len(PROMPT) + 2}, token 3"
+    assert [event.token_id for event in events] == [*continuation(PROMPT, 2), None]
+    assert (events[-1].finish_reason, request.output().outputs[0].finish_reason) == ("error", "error")
+    assert e.stats.failures == 1
     model.fail_at = None
     assert run(e, PROMPT, max_tokens=9, ignore_eos=True).token_ids == continuation(PROMPT, 9)

@@ -236,15 +236,13 @@ def test_br58_float32_tensors_stay_float32_in_a_bfloat16_model() -> None:
     assert distance(Run(build(oracle.config, DictWeights(harmed)), oracle.config).logits(ids), exact) > 1e-4
 
 
-def test_logits_that_are_not_finite_raise(tiny: tuple[Any, DictWeights]) -> None:
+def test_logits_that_are_not_finite_stay_in_their_row(tiny: tuple[Any, DictWeights]) -> None:
+    """One request's fault: the engine fails that one, and nobody else hears of it."""
     config, weights = tiny
     run = Run(build(config, weights), config)
     hidden = torch.zeros(3, 32)
     hidden[1, 5] = float("inf")
-    with pytest.raises(NumericsError) as error:
-        run.model.logits(hidden)
-    assert "rows [1] of 3" in str(error.value)
-    assert "--dtype float32" in error.value.hint
+    assert torch.isfinite(run.model.logits(hidden)).all(dim=-1).tolist() == [True, False, True]
 
 
 def test_a_nan_in_the_indexer_raises(tiny: tuple[Any, DictWeights]) -> None:

@@ -70,6 +70,13 @@ def _choice(name: str, words: tuple[str, ...], text: str) -> Callable[[F], F]:
     )  # fmt: skip
 
 
+def _number(name: str, kind: type[int] | type[float], text: str) -> Callable[[F], F]:
+    return option(
+        f"--{name.replace('_', '-')}", name, type=kind, default=getattr(_DEFAULTS, name), show_default=True,
+        group="How to run it", help=text,
+    )  # fmt: skip
+
+
 def _stacked(decorators: list[Callable[[F], F]], function: F) -> F:
     for decorate in reversed(decorators):
         function = decorate(function)
@@ -90,10 +97,15 @@ def engine_options(function: F) -> F:
                 "declared: emulate what the checkpoint declares for activations.",
             ),
             _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
-            option("--max-context", type=int, group=group,
-                   help="Tokens that the caches hold.  [default: what fits, at most the model's]"),
-            option("--chunk-size", type=int, default=_DEFAULTS.chunk_size, show_default=True, group=group,
-                   help="Most tokens of a prompt in one step."),
+            option("--max-model-len", type=int, group=group,
+                   help="Most tokens of one request.  [default: what fits, at most the model's]"),
+            _number("max_num_batched_tokens", int, "Most tokens of one step, of all requests."),
+            _number("max_num_seqs", int, "Most requests that run at a time."),
+            option("--num-pages", type=int, group=group,
+                   help="Pages of 64 tokens in the cache.  [default: what --memory-utilization leaves]"),
+            _number("memory_utilization", float, "Fraction of the memory for weights and caches."),
+            option("--enable-prefix-caching/--no-enable-prefix-caching", default=_DEFAULTS.enable_prefix_caching,
+                   show_default=True, group=group, help="Take the beginnings of prompts from the cache."),
             option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
             option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
         ],

@@ -1,24 +1,25 @@
-"""The loop: `step()` schedules, runs, accepts and releases. One request at a time for now.
+"""The loop: `step()` schedules, runs, accepts and releases. Many requests at once, each as if it were alone.
 
-A prompt is taken in pieces of `chunk_size` tokens; the piece that ends it gives the first token.
+A step that an error ends leaves the caches it wrote to unusable. Where several requests shared it, each
+begins again and takes that step by itself; the one that fails by itself fails, and the engine goes on.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections
-from hadron.cache.manager import SequenceCache
 from hadron.engine import sampler
-from hadron.engine.request import Logprob, Request, State, check_token_ids
+from hadron.engine.request import Logprob, Request, check_token_ids
 from hadron.engine.runner import Runner
-from hadron.errors import CapacityError, RequestError
+from hadron.engine.scheduler import Scheduled, Scheduler
+from hadron.engine.stats import Stats
+from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -26,19 +27,21 @@ from hadron.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A generated token. text: what became certain with it, "" while a character or stop string is open.
+    """A generated token, or the end of a request without one (token_id None).
 
-    finish_reason: set with the last token of a request.
+    text: what became certain with it, "" while a character or stop string is open. finish_reason: set with
+    the last event of a request.
     """
 
     request_id: str
-    token_id: int
+    token_id: int | None
     text: str
     finish_reason: str | None
 
 
 class Engine:
-    """Requests in, tokens out. eos: the ids that end a text. max_position: of the model."""
+    """Requests in, tokens out. eos: the ids that end a text. max_position: of the model. turn_tokens: ids
+    that open a turn of a conversation."""
 
     def __init__(
         self,
@@ -48,26 +51,38 @@ class Engine:
         max_position: int,
         eos: frozenset[int],
         tokenizer: Tokenizer | None,
-        chunk_size: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool = True,
+        turn_tokens: Collection[int] = (),
     ) -> None:
         self._runner = runner
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
         self._tokenizer = tokenizer
-        self._chunk_size = chunk_size
-        self._waiting: deque[Request] = deque()
-        self._running: list[tuple[Request, SequenceCache]] = []
+        self._budget = max_num_batched_tokens
+        self._scheduler = Scheduler(
+            runner.manager,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=runner.max_num_seqs,
+            prefix_caching=prefix_caching,
+            turn_tokens=turn_tokens,
+        )
 
     @property
     def capacity(self) -> int:
         """Most tokens of one request: what the model was made for and the cache holds."""
-        return min(self._max_position, self._runner.max_context)
+        return min(self._max_position, self._runner.max_model_len)
 
     @property
     def has_requests(self) -> bool:
         """Whether another `step` has something to do."""
-        return bool(self._waiting or self._running)
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted since the engine began."""
+        return self._scheduler.stats
 
     def check_prompt(self, prompt: Sequence[int], where: str) -> tuple[int, ...]:
         """The prompt's ids, or `RequestError` / `CapacityError`; nothing is queued."""
@@ -81,13 +96,14 @@ class Engine:
                 accepted=f"at most {self._max_position}",
                 hint="shorten the prompt",
             )
-        if len(ids) > self._runner.max_context:
+        if len(ids) > self.capacity:
             raise CapacityError(
                 "a prompt does not fit into the cache",
                 where=where,
                 found=f"{len(ids)} tokens",
-                accepted=f"at most {self._runner.max_context} (the model itself could take {self._max_position})",
-                hint="raise --max-context (max_context=) if the memory allows it, or shorten the prompt",
+                accepted=f"at most {self.capacity} (the model itself could take {self._max_position})",
+                hint="raise --max-model-len or --num-pages (max_model_len=, num_pages=) if the memory allows it, "
+                "or shorten the prompt",
             )
         return ids
 
@@ -104,8 +120,19 @@ class Engine:
                 hint="give the ids that end a text as stop_token_ids",
             )
 
-    def add(self, request_id: str, ids: tuple[int, ...], params: SamplingParams, prompt: str | None = None) -> Request:
-        """Queue a request; ids from `check_prompt`, params checked by `check_params`."""
+    def add(
+        self,
+        request_id: str,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        prompt: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> Request:
+        """Queue a request; ids from `check_prompt`, params checked by `check_params`.
+
+        priority: lower goes first, past at most `scheduler.PRIORITY_STEP` earlier requests a level.
+        """
         detokenizer = None
         if self._tokenizer is not None:
             detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
@@ -118,64 +145,93 @@ class Engine:
             capacity=self.capacity,
             prompt=prompt,
             detokenizer=detokenizer,
+            priority=priority,
         )
-        self._waiting.append(request)
+        self._scheduler.add(request)
         return request
 
     def step(self) -> list[TokenEvent]:
-        """Advance the running request by one step; its token, if the step gave one."""
-        self._schedule()
-        events = []
-        for request, cache in list(self._running):
-            tokens = request.next_tokens(self._chunk_size)
-            last = len(tokens) == request.num_uncomputed
-            (logits,) = self._runner.run([RequestStep(cache, tokens)], [int(last)])
-            request.computed += len(tokens)
-            if last:
-                events.append(self._accept(request, logits[0]))
-        self._release_finished()
-        return events
+        """Advance by one step: the tokens it gave, and the requests that ended."""
+        steps = self._scheduler.schedule()
+        if not steps:
+            return []
+        try:
+            rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], [int(s.last) for s in steps])
+        except HadronError as error:
+            return self._failed(steps, error)
+        except BaseException:
+            for step in steps:
+                step.request.abort()
+                self._scheduler.release(step.request)
+            raise
+        self._scheduler.commit(steps)
+        self.stats.steps += 1
+        return [self._accept(step.request, logits[-1]) for step, logits in zip(steps, rows, strict=True) if step.last]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, wherever it stands, and give its cache back; False where it has ended already."""
+        request = self._scheduler.get(request_id)
+        if request is None:
+            return False
+        request.abort()
+        self._scheduler.release(request)
+        return True
 
     def abort_all(self) -> None:
-        """Drop every request and give its cache back; also after an error in a step."""
-        self._waiting.clear()
-        while self._running:
-            self._runner.release(self._running.pop()[1])
+        """End every request."""
+        for request in (*self._scheduler.waiting, *self._scheduler.running):
+            self.abort(request.request_id)
 
     def logits(self, ids: tuple[int, ...], selections: Selections | None = None) -> NDArray[np.float32]:
-        """float32 [tokens, vocabulary] of a prompt that `check_prompt` gave back."""
-        cache = self._runner.admit()
+        """float32 [tokens, vocabulary] of a prompt that `check_prompt` gave back; while no request runs.
+
+        `NumericsError` where a logit is not finite.
+        """
+        assert not self.has_requests
+        manager = self._runner.manager
+        cache = manager.admit(findable=selections is None)  # what imposed choices give is nobody else's
         rows = []
         try:
-            for start in range(0, len(ids), self._chunk_size):
-                piece = ids[start : start + self._chunk_size]
+            for start in range(0, len(ids), self._budget):
+                piece = ids[start : start + self._budget]
                 rows += self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                if not np.isfinite(rows[-1]).all():
+                    for position, row in enumerate(rows[-1], start + 1):
+                        sampler.check_finite(row, position)
+        except HadronError:
+            manager.forget(cache)
+            raise
         finally:
-            self._runner.release(cache)
+            manager.release(cache)
         return np.concatenate(rows)
 
-    def _schedule(self) -> None:
-        if self._waiting and not self._running:
-            request = self._waiting.popleft()
-            cache = self._runner.admit(request.prompt_token_ids)
-            request.computed = cache.tokens
-            request.state = State.RUNNING
-            self._running.append((request, cache))
-
     def _accept(self, request: Request, logits: NDArray[np.float32]) -> TokenEvent:
-        token = sampler.sample(logits, request.params, seed=request.seed, position=request.num_tokens)
+        try:
+            token = sampler.sample(logits, request.params, seed=request.seed, position=request.num_tokens)
+        except NumericsError as error:
+            return self._fail(request, error)
         row = None
         if request.params.logprobs is not None:
             row = _with_text(sampler.logprobs(logits, token, request.params.logprobs), self._tokenizer)
         text = request.append(token, row)
+        self.stats.generated_tokens += 1
+        if request.is_finished:
+            self._scheduler.release(request)
         reason = None if request.finish_reason is None else str(request.finish_reason)
         return TokenEvent(request.request_id, token, text, reason)
 
-    def _release_finished(self) -> None:
-        for request, cache in self._running:
-            if request.is_finished:
-                self._runner.release(cache)
-        self._running = [pair for pair in self._running if not pair[0].is_finished]
+    def _failed(self, steps: list[Scheduled], error: HadronError) -> list[TokenEvent]:
+        if len(steps) > 1:
+            self._scheduler.isolate(steps)
+            return []
+        return [self._fail(steps[0].request, error)]
+
+    def _fail(self, request: Request, error: HadronError) -> TokenEvent:
+        request.fail(error)
+        self.stats.failures += 1
+        self._scheduler.distrust(request)
+        self._scheduler.release(request)
+        return TokenEvent(request.request_id, None, "", str(request.finish_reason))
 
 
 def _with_text(row: dict[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hadron.errors import RequestError
+from hadron.errors import HadronError, RequestError
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer, StopStrings
 
@@ -23,10 +23,15 @@ class State(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """`stop`: an end token, a stop token or a stop string. `length`: max_tokens, or the context is full."""
+    """`stop`: an end token, a stop token or a stop string. `length`: max_tokens, or the context is full.
+
+    `abort`: the caller ended it. `error`: it could not go on (`Request.error`).
+    """
 
     STOP = "stop"
     LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,19 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request and its continuations, as far as they have come."""
+    """A request and its continuations, as far as they have come.
+
+    num_cached_tokens: of the prompt, found in the cache when it began. num_preemptions: how often it lost
+    its cache to others and computed it again.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -79,7 +90,8 @@ class Request:
     params: with every default filled in. seed: of this request, drawn where params has none.
     stop_token_ids: the caller's. eos: the model's, empty when they are to be ignored.
     capacity: most tokens the context and the cache can hold, prompt included.
-    computed: tokens, counted from the first, whose state is in the cache; only the engine changes it.
+    priority: lower goes first. follows: a request of the same prompt whose cache this one waits for.
+    computed: tokens, counted from the first, whose state is in the cache; only the scheduler changes it.
     """
 
     request_id: str
@@ -90,7 +102,12 @@ class Request:
     capacity: int
     prompt: str | None = None
     detokenizer: Detokenizer | None = None
+    priority: int = 0
+    follows: Request | None = None
     computed: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: HadronError | None = None
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -111,6 +128,16 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known: the prompt's and the generated ones."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and the generated tokens."""
+        return [*self.prompt_token_ids, *self.output_token_ids]
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether tokens may be taken from the cache."""
+        return True
 
     @property
     def num_uncomputed(self) -> int:
@@ -172,6 +199,15 @@ class Request:
             return added
         return added + self.stop_strings.finish()
 
+    def abort(self) -> None:
+        """End it here, as the caller wishes."""
+        self._finish(FinishReason.ABORT, None)
+
+    def fail(self, error: HadronError) -> None:
+        """End it here, because it cannot go on."""
+        self.error = error
+        self._finish(FinishReason.ERROR, None)
+
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.state = State.FINISHED
         self.finish_reason, self.stop_reason = reason, stop_reason
@@ -185,7 +221,10 @@ class Request:
             stop_reason=self.stop_reason,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
         )
-        return RequestOutput(self.request_id, self.prompt, list(self.prompt_token_ids), [completion], self.is_finished)
+        return RequestOutput(
+            self.request_id, self.prompt, list(self.prompt_token_ids), [completion], self.is_finished,
+            self.num_cached_tokens, self.num_preemptions,
+        )  # fmt: skip
 
 
 def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str) -> None:

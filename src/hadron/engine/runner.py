@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections, make_batch
 from hadron.cache.blocks import BlockPool
-from hadron.cache.manager import CacheManager, SequenceCache
+from hadron.cache.manager import CacheManager
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
@@ -22,23 +22,28 @@ from hadron.models.language_model import LanguageModel
 
 
 class Runner:
-    """A model with caches for `sequences` requests of up to `max_context` tokens each."""
+    """A model with its caches. num_pages: of 64 tokens each, shared by all requests; by default enough for
+    `max_num_seqs` requests of `max_model_len` tokens. prefix_snapshots: states kept for later requests."""
 
-    def __init__(self, model: LanguageModel, spec: CacheSpec, *, max_context: int, sequences: int = 1) -> None:
-        blocks = sequences * -(-max_context // spec.page_size)
+    def __init__(
+        self,
+        model: LanguageModel,
+        spec: CacheSpec,
+        *,
+        max_model_len: int,
+        max_num_seqs: int = 1,
+        num_pages: int | None = None,
+        prefix_snapshots: int = 0,
+    ) -> None:
+        if num_pages is None:
+            num_pages = max_num_seqs * -(-max_model_len // spec.page_size)
         self.model = model
-        self.max_context = max_context
-        self._pages = Pages(spec, blocks, model.settings.device)
-        self._states = States(spec, sequences, model.settings.device)
-        self._manager = CacheManager(spec, BlockPool(blocks, spec.page_size), self._pages, self._states)
-
-    def admit(self, prompt: Sequence[int] = ()) -> SequenceCache:
-        """An empty cache, or one that already holds whole pages of `prompt` (`.tokens` says how much)."""
-        return self._manager.admit(prompt)
-
-    def release(self, cache: SequenceCache) -> None:
-        """Give everything a request holds back."""
-        self._manager.release(cache)
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = min(max_model_len, num_pages * spec.page_size)
+        self._pages = Pages(spec, num_pages, model.settings.device)
+        self._states = States(spec, max_num_seqs + prefix_snapshots, model.settings.device)
+        blocks = BlockPool(num_pages, spec.page_size)
+        self.manager = CacheManager(spec, blocks, self._pages, self._states, prefix_snapshots=prefix_snapshots)
 
     def run(
         self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None
@@ -50,7 +55,7 @@ class Runner:
         When it raises, the caches of these requests are no longer usable and must be released.
         """
         for step in steps:
-            self._manager.grow(step.cache, len(step.token_ids))
+            self.manager.grow(step.cache, len(step.token_ids))
         with torch.inference_mode():
             batch = make_batch(steps, self._pages, self._states, selections)
             hidden = self.model.forward(batch)
@@ -59,7 +64,7 @@ class Runner:
             ]
             logits = self._logits(hidden, rows)
         for step in steps:
-            self._manager.commit(step.cache, step.token_ids)
+            self.manager.commit(step.cache, step.token_ids)
         return np.split(logits, np.cumsum(wanted)[:-1])
 
     def _logits(self, hidden: torch.Tensor, rows: list[int]) -> NDArray[np.float32]:
