@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,20 @@ def test_parameters_must_fit_the_prompts(llm: LLM) -> None:
     with pytest.raises(hadron.RequestError) as caught:
         llm.generate(["a", "b"], [GREEDY])
     assert caught.value.found == "1 for 2 prompt(s)"
+
+
+def test_answers_hold_no_placeholders_of_pictures(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={500: 100})
+    assert llm.generate("a", params)[0].outputs[0].token_ids == [500] * 3
+    assert 500 not in llm.chat([{"role": "user", "content": "a"}], params)[0].outputs[0].token_ids
+
+
+def test_several_continuations_with_one_seed(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, temperature=2.0, seed=9, n=3, ignore_eos=True)
+    (output,) = llm.generate("The river", params)
+    alone = [llm.generate("The river", replace(params, n=1, seed=9 + i))[0].outputs[0].token_ids for i in range(3)]
+    assert [c.token_ids for c in output.outputs] == alone
+    assert [c.index for c in output.outputs] == [0, 1, 2]
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from numbers import Integral
@@ -23,7 +23,7 @@ from hadron.batch import Selections
 from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
-from hadron.engine.request import RequestOutput
+from hadron.engine.request import Request, RequestOutput
 from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import SamplingParams
@@ -82,6 +82,7 @@ class LLM:
         num_pages: int | None = None,
         memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
+        debug_nonfinite: bool = False,
         prefault: bool = False,
         mlock: bool = False,
         report: Report = _silent,
@@ -104,6 +105,7 @@ class LLM:
             num_pages=num_pages,
             memory_utilization=memory_utilization,
             enable_prefix_caching=enable_prefix_caching,
+            debug_nonfinite=debug_nonfinite,
             prefault=prefault,
             mlock=mlock,
         )
@@ -190,7 +192,7 @@ class LLM:
             )
             ids = self.tokenizer.encode(text, add_special_tokens=False)
             encoded.append(self._checked(text, ids, "messages"))
-        return self._run(encoded, self._params(sampling_params, len(encoded)), on_token)
+        return self._run(encoded, self._params(sampling_params, len(encoded)), on_token, answer=True)
 
     def logits(self, token_ids: Sequence[int], *, selections: Selections | None = None) -> NDArray[np.float32]:
         """float32 [tokens, vocabulary]: at each position the logits of the token that follows.
@@ -207,25 +209,40 @@ class LLM:
         return self._engine.logits(ids, selections)
 
     def _run(
-        self, encoded: Sequence[_Encoded], params: Sequence[SamplingParams], on_token: OnToken | None
+        self,
+        encoded: Sequence[_Encoded],
+        params: Sequence[SamplingParams],
+        on_token: OnToken | None,
+        *,
+        answer: bool = False,
     ) -> list[RequestOutput]:
         engine = self._engine
         try:
-            requests = [
-                engine.add(str(next(self._ids)), item.ids, param, item.text)
-                for item, param in zip(encoded, params, strict=True)
-            ]
-            index = {request.request_id: i for i, request in enumerate(requests)}
+            groups = [self._add(item, param, answer) for item, param in zip(encoded, params, strict=True)]
+            index = {request.request_id: i for i, group in enumerate(groups) for request in group}
             while engine.has_requests:
                 for event in engine.step():
                     if on_token is not None and event.token_id is not None:
                         on_token(index[event.request_id], event)
-            for request in requests:
+            for request in (request for group in groups for request in group):
                 if request.error is not None:
                     raise request.error
-            return [request.output() for request in requests]
+            return [group[0].output(*group[1:]) for group in groups]
         finally:
             engine.abort_all()
+
+    def _add(self, item: _Encoded, params: SamplingParams, answer: bool) -> list[Request]:
+        """Queue a prompt's continuations; those after the first begin with what it leaves in the cache."""
+        number = next(self._ids)
+        first = self._engine.add(str(number), item.ids, params, item.text, answer=answer)
+        params = replace(params, prompt_logprobs=None)
+        return [
+            first,
+            *(
+                self._engine.add(f"{number}-{i}", item.ids, params, item.text, index=i, follows=first, answer=answer)
+                for i in range(1, params.n)
+            ),
+        ]
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
         several = [given or SamplingParams()] * prompts if not isinstance(given, Sequence) else list(given)

@@ -12,8 +12,9 @@ from typing import Any
 from hadron.errors import RequestError
 
 #: What a field that may come from the checkpoint is when neither says anything.
-FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 MOST_LOGPROBS = 100
+MOST_CONTINUATIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,16 @@ class SamplingParams:
     temperature: 0 takes the likeliest token (lowest id on a tie). top_k: of how many tokens to choose
     (0 or -1: all). top_p: of the smallest set with that much probability. min_p: only tokens at least
     this fraction as likely as the likeliest. The order is temperature, top_k, top_p, min_p.
+    repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or text.
+    frequency_penalty, presence_penalty: taken from a token's logit for each time it is in the text, or once.
+    logit_bias: id -> what is added to its logit.
     seed: with the same one, a token depends on its prefix alone. None draws a fresh one.
+    n: how many continuations; the i-th takes seed + i.
     stop: strings that end the text, not part of it. stop_token_ids: ids that end it, part of the ids.
-    logprobs: for each token its log-probability and that of the N likeliest, before temperature.
-    ignore_eos: go on past the model's own end tokens. skip_special_tokens: leave markup out of the text.
+    min_tokens: neither end nor stop before so many. ignore_eos: go on past the model's own end tokens.
+    logprobs: for each token its log-probability and that of the N likeliest, before temperature and before
+    everything else that changes logits. prompt_logprobs: the same for the tokens of the prompt.
+    skip_special_tokens: leave markup out of the text.
     """
 
     max_tokens: int | None = 16
@@ -35,10 +42,17 @@ class SamplingParams:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float = 0.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
+    n: int = 1
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -48,14 +62,23 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _integer("top_k", self.top_k, -1, None)
         _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _integer("seed", self.seed, 0, 2**64 - 1)
+        _integer("n", self.n, 1, MOST_CONTINUATIONS)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, MOST_LOGPROBS)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
             raise _refused("stop", self.stop, "a string or a list of strings, none of them empty")
         ids = self.stop_token_ids
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(_is_integer(i) for i in ids):
             raise _refused("stop_token_ids", ids, "a list of token ids")
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping) or not all(_is_integer(i) and _is_bias(x) for i, x in bias.items()):
+            raise _refused("logit_bias", bias, "a mapping from token ids to numbers from -100 to 100")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
 
@@ -107,6 +130,10 @@ NAMES = tuple(field.name for field in fields(SamplingParams))
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
 
 
 def _integer(name: str, value: int | None, least: int, most: int | None) -> None:

@@ -15,7 +15,15 @@ from hadron.checkpoint.hub import Hub
 from hadron.checkpoint.source import LocalFolder
 from hadron.cli.generate import SHIPPED
 from hadron.engine import assemble as module
-from hadron.engine.assemble import LEAST_CONTEXT, TURNS, assemble, cache_sizes, turn_tokens
+from hadron.engine.assemble import (
+    LEAST_CONTEXT,
+    TURNS,
+    assemble,
+    cache_sizes,
+    end_tokens,
+    prompt_only_tokens,
+    turn_tokens,
+)
 from hadron.engine.config import EngineConfig
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
@@ -146,3 +154,28 @@ def test_turns_are_what_the_tokenizer_has() -> None:
     assert turn_tokens(tokenizer) == {tokenizer.token_id(word) for word in TURNS} - {None}
     assert len(turn_tokens(tokenizer)) == 4
     assert turn_tokens(None) == frozenset()
+
+
+def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
+    """config.json names one, generation_config.json another, the tokenizer a third."""
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 11
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [12, 13]}')
+    for value in ("<|user|>", {"content": "<|user|>"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": value}))
+        tokenizer = Tokenizer.load(folder)
+        assert end_tokens(make_plan(folder), tokenizer) == {11, 12, 13, tokenizer.token_id("<|user|>")}
+    for text in ("{", "[]", '{"eos_token": 5}', '{"eos_token": "no such token"}'):
+        (folder / "tokenizer_config.json").write_text(text)
+        assert end_tokens(make_plan(folder), Tokenizer.load(folder)) == {11, 12, 13}
+    assert end_tokens(make_plan(folder), None) == {11, 12, 13}
+
+
+def test_what_only_prompts_hold() -> None:
+    tokenizer = Tokenizer.load(SHIPPED)
+    words = {tokenizer.token_id(word) for word in ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")}
+    plan = make_plan(SHIPPED)
+    assert prompt_only_tokens(plan, tokenizer) == (words | {500, 501, 502, 503, 504, 505}) - end_tokens(plan, tokenizer)
+    assert prompt_only_tokens(plan, None) == {500, 501, 502, 503, 504, 505}

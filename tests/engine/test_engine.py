@@ -55,7 +55,7 @@ class Arithmetic:
         self.poisoned: int | None = None  # a token whose logits are not finite
         self.refused: int | None = None  # a token that a kernel refuses
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
         batch.check_stamps()
         self.steps.append(batch.tokens)
         if self.refused in batch.token_ids.tolist():
@@ -101,7 +101,7 @@ def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True
 
 
 def stateless(model: Arithmetic) -> Any:
-    def forward(batch: ForwardBatch) -> torch.Tensor:
+    def forward(batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
         model.steps.append(batch.tokens)
         batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
         rows = batch.pages.latent_rows(0)[:, 0]
@@ -215,7 +215,7 @@ def test_an_unforeseen_error_ends_the_step_and_gives_everything_back() -> None:
     e, model = engine(max_num_seqs=2, chunk_size=64)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
     requests = [e.add(str(i), tuple(PROMPT), params) for i in range(2)]
-    forward, model.forward = model.forward, lambda batch: 1 / 0
+    forward, model.forward = model.forward, lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         e.step()
     assert not e.has_requests and [r.finish_reason for r in requests] == ["abort"] * 2
@@ -233,6 +233,77 @@ def test_an_aborted_request_is_gone_within_the_step() -> None:
         assert "0" not in {event.request_id for event in e.step()}
     assert [r.finish_reason for r in (first, second, third)] == ["abort", "length", "abort"]
     assert second.output_token_ids == continuation(PROMPT, 6)
+
+
+def test_several_continuations_of_one_prompt() -> None:
+    e, model = engine(max_num_seqs=4, chunk_size=100, prefix_snapshots=4)
+    params = SamplingParams(temperature=3.0, seed=5, max_tokens=6, ignore_eos=True, n=3).with_defaults({})
+    first = e.add("a", tuple(PROMPT), params)
+    others = [e.add(f"a-{i}", tuple(PROMPT), params, index=i, follows=first) for i in (1, 2)]
+    while e.has_requests:
+        e.step()
+    output = first.output(*others)
+    assert [c.index for c in output.outputs] == [0, 1, 2] and output.finished
+    assert model.steps[:3] == [8, 3, 1 + 2 * 3], "the prompt is computed once, but for its open page"
+    alone = [
+        run(engine()[0], PROMPT, temperature=3.0, seed=5 + i, max_tokens=6, ignore_eos=True).token_ids for i in range(3)
+    ]
+    assert [c.token_ids for c in output.outputs] == alone
+    assert len({tuple(ids) for ids in alone}) == 3
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 100])
+def test_log_probabilities_of_the_prompt(chunk_size: int) -> None:
+    e, _ = engine(chunk_size=chunk_size, prefix_snapshots=3, max_num_seqs=2)
+    run(e, PROMPT, max_tokens=1)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, ignore_eos=True).with_defaults({})
+    request = e.add("a", tuple(PROMPT), params)
+    e.add("b", tuple(PROMPT), SamplingParams(temperature=0, max_tokens=2).with_defaults({}))
+    while e.has_requests:
+        e.step()
+    output = request.output()
+    assert output.num_cached_tokens == 0, "what is found has no logits"
+    assert e.stats.cached_tokens == 8, "the other one found it"
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(PROMPT)
+    log_sum = np.log(np.exp(5) + VOCABULARY - 1)
+    for i, row in enumerate(output.prompt_logprobs[1:], 1):
+        best = next_token(PROMPT[:i])
+        assert row is not None and set(row) == {best, PROMPT[i]}
+        assert row[best].logprob == pytest.approx(5 - log_sum)
+        assert row[PROMPT[i]].logprob == pytest.approx((5 if PROMPT[i] == best else 0) - log_sum)
+    assert output.outputs[0].token_ids == continuation(PROMPT, 2)
+
+
+def test_penalties_and_biases_reach_the_draw_and_not_the_log_probabilities() -> None:
+    e, _ = engine()
+    banned = next_token(PROMPT)
+    out = run(e, PROMPT, max_tokens=1, logit_bias={banned: -100, 7: 50.0}, logprobs=1)
+    assert out.token_ids == [7]
+    assert out.logprobs[0][banned].rank == 1
+
+
+def test_biases_outside_the_vocabulary_are_refused() -> None:
+    e, _ = engine()
+    with pytest.raises(RequestError, match="outside the vocabulary") as caught:
+        e.check_params(SamplingParams(logit_bias={3: 1.0, 481: 1.0}).with_defaults({}))
+    assert caught.value.where == "logit_bias[1]"
+
+
+def test_the_models_end_waits_for_the_least_number_of_tokens() -> None:
+    prompt = next([a, b] for a in range(400) for b in range(3) if next_token([a, b]) == END)
+    e, _ = engine()
+    out = run(e, prompt, max_tokens=9, min_tokens=3)
+    assert len(out.token_ids) >= 3 and out.token_ids[0] != END
+
+
+def test_answers_hold_nothing_that_only_prompts_hold() -> None:
+    e, _ = engine(prompt_only={next_token(PROMPT)})
+    params = SamplingParams(temperature=0, max_tokens=1).with_defaults({})
+    raw, answer = (e.add(str(i), tuple(PROMPT), params, answer=bool(i)) for i in range(2))
+    while e.has_requests:
+        e.step()
+    assert raw.output_token_ids == [next_token(PROMPT)] != answer.output_token_ids
 
 
 def test_imposed_choices_are_not_found_by_others() -> None:

@@ -44,10 +44,15 @@ def prompts() -> list[list[int]]:
 
 def params(i: int) -> SamplingParams:
     greedy = i % 3 == 0
+    rules: dict[str, Any] = {}
+    if i in (4, 5, 9):
+        rules = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.1, "min_tokens": 5}
+    if i == 6:
+        rules = {"prompt_logprobs": 2, "logit_bias": {3: 1.5}}
     return SamplingParams(
         temperature=0 if greedy else 1.3, top_p=0.95, top_k=0 if i % 2 else 40, seed=i,
         max_tokens=90 if i in GROWING else 12 + 3 * i,
-        ignore_eos=True, logprobs=3,
+        ignore_eos=True, logprobs=3, **rules,
     )  # fmt: skip
 
 
@@ -57,7 +62,7 @@ def load(name: str, **options: Any) -> LLM:
 
 def said(output: Any) -> tuple[Any, ...]:
     completion = output.outputs[0]
-    return (completion.token_ids, completion.logprobs, completion.finish_reason)
+    return (completion.token_ids, completion.logprobs, completion.finish_reason, output.prompt_logprobs)
 
 
 def run(llm: LLM, order: list[int]) -> dict[int, Any]:
@@ -98,7 +103,7 @@ def test_after_a_prefix_was_found(name: str, tokens: int) -> None:
     run(llm, ALL)
     again = run(llm, ALL)
     same(again, name)
-    assert sum(output.num_cached_tokens > 0 for output in again.values()) >= 5
+    assert sum(output.num_cached_tokens > 0 for output in again.values()) >= 4
     for i in reversed(ALL):
         one = run(llm, [i])
         same(one, name)

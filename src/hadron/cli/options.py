@@ -63,6 +63,23 @@ def token_ids(text: str | None, flag: str) -> list[int] | None:
         ) from None
 
 
+def logit_bias(text: str | None) -> dict[int, float] | None:
+    """Biases written `5=-1.5,9=2`; `UsageError` for anything else."""
+    if text is None:
+        return None
+    try:
+        pairs = [word.split("=") for word in text.split(",")]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError:
+        raise UsageError(
+            "biases of logits cannot be read",
+            where="--logit-bias",
+            found=repr(text)[:80],
+            accepted="ids and numbers, such as 5=-1.5,9=2",
+            hint="separate them with commas",
+        ) from None
+
+
 def _choice(name: str, words: tuple[str, ...], text: str) -> Callable[[F], F]:
     return option(
         f"--{name.replace('_', '-')}", name, type=click.Choice(words), default=getattr(_DEFAULTS, name),
@@ -106,6 +123,8 @@ def engine_options(function: F) -> F:
             _number("memory_utilization", float, "Fraction of the memory for weights and caches."),
             option("--enable-prefix-caching/--no-enable-prefix-caching", default=_DEFAULTS.enable_prefix_caching,
                    show_default=True, group=group, help="Take the beginnings of prompts from the cache."),
+            option("--debug-nonfinite", is_flag=True, group=group,
+                   help="Name the layer that first computes NaN or infinity."),
             option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
             option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
         ],
@@ -129,6 +148,16 @@ def sampling_options(function: F) -> F:
                    help="Choose from this many tokens; 0: all." + own.format("0")),
             option("--min-p", type=float, default=0.0, show_default=True, group=group,
                    help="Only tokens at least this fraction as likely as the likeliest."),
+            option("--repetition-penalty", type=float, group=group,
+                   help="Make tokens of prompt and text less likely, above 1." + own.format("1")),
+            option("--frequency-penalty", type=float, default=0.0, show_default=True, group=group,
+                   help="Taken from a token's logit for each time it is in the text."),
+            option("--presence-penalty", type=float, default=0.0, show_default=True, group=group,
+                   help="Taken from the logit of each token that is in the text."),
+            option("--logit-bias", metavar="ID=X,...", group=group, help="Added to the logits of these ids."),
+            option("--n", type=int, default=1, show_default=True, group=group, help="How many continuations."),
+            option("--min-tokens", type=int, default=0, show_default=True, group=group,
+                   help="Neither end nor stop before so many tokens."),
             option("--seed", type=int, group=group, help="Repeat the same choices.  [default: a fresh one]"),
             option("--stop", multiple=True, metavar="TEXT", group=group,
                    help="End before this text; may be given several times."),
@@ -136,6 +165,8 @@ def sampling_options(function: F) -> F:
             option("--ignore-eos", is_flag=True, group=group, help="Go on past the model's end tokens."),
             option("--logprobs", type=int, metavar="N", group=group,
                    help="Give each token's log-probability and the N likeliest."),
+            option("--prompt-logprobs", type=int, metavar="N", group=group,
+                   help="The same for the tokens of the prompt."),
             option("--skip-special-tokens/--no-skip-special-tokens", default=True, show_default=True, group=group,
                    help="Leave markup such as <|user|> out of the text."),
         ],

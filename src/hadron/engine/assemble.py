@@ -32,6 +32,12 @@ MOST_SNAPSHOTS = 512
 #: Markup that opens a turn of a conversation.
 TURNS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
+#: Kinds of `<kind>_token_id` in config.json, and markup that opens a text: what only prompts hold.
+PLACEHOLDERS = (
+    "image", "image_start", "image_end", "video", "video_start", "video_end",
+)  # fmt: skip
+OPENINGS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+
 #: What is being done, how far (bytes or steps), of how much.
 Report = Callable[[str, int, int], None]
 
@@ -61,11 +67,12 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
         _runner(language_model, plan, config),
         vocabulary=plan.config.vocabulary,
         max_position=plan.config.max_position,
-        eos=end_tokens(plan),
+        eos=end_tokens(plan, tokenizer),
         tokenizer=tokenizer,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_caching=config.enable_prefix_caching,
         turn_tokens=turn_tokens(tokenizer),
+        prompt_only=prompt_only_tokens(plan, tokenizer),
     )
     return Assembled(plan, engine, tokenizer)
 
@@ -85,11 +92,21 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
     return plan
 
 
-def end_tokens(plan: LoadPlan) -> frozenset[int]:
-    """Ids that end a text: those of `config.json` and of `generation_config.json`."""
+def end_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids that end a text: all those of `config.json`, `generation_config.json` and the tokenizer."""
     assert plan.config is not None
     listed, _ = listed_end_tokens(plan.facts.generation_config)
-    return frozenset(plan.config.eos) | frozenset(listed)
+    own = None if tokenizer is None else tokenizer.end_id
+    return frozenset({*plan.config.eos, *listed, *(() if own is None else (own,))})
+
+
+def prompt_only_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids that structure a prompt and have no place in an answer, such as placeholders of pictures."""
+    assert plan.config is not None
+    ids = {plan.facts.config.get(f"{kind}_token_id") for kind in PLACEHOLDERS}
+    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in OPENINGS}
+    vocabulary = range(plan.config.vocabulary)
+    return frozenset(i for i in ids if isinstance(i, int) and i in vocabulary) - end_tokens(plan, tokenizer)
 
 
 def turn_tokens(tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -128,7 +145,9 @@ def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runne
     spec = cache_spec(plan.config, dtype=config.dtype)  # type: ignore[arg-type]
     sizes = cache_sizes(plan, config, spec)
     try:
-        return Runner(model, spec, max_num_seqs=config.max_num_seqs, **sizes._asdict())
+        return Runner(
+            model, spec, max_num_seqs=config.max_num_seqs, debug_nonfinite=config.debug_nonfinite, **sizes._asdict()
+        )
     except RuntimeError as error:  # what torch's allocators raise
         slots = config.max_num_seqs + sizes.prefix_snapshots
         asked = sizes.num_pages * spec.bytes_per_page + slots * spec.bytes_per_sequence

@@ -30,6 +30,7 @@ class EngineConfig:
     num_pages: pages of 64 tokens in the cache; None takes what memory_utilization leaves.
     memory_utilization: the fraction of the machine's memory that weights and caches may take.
     enable_prefix_caching: take the beginning of a prompt from the cache where an earlier request had it.
+    debug_nonfinite: look at every layer's output and name the one that first computed NaN or infinity.
     prefault: read every page of the weights before the first token.
     mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
     """
@@ -46,6 +47,7 @@ class EngineConfig:
     num_pages: int | None = None
     memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    debug_nonfinite: bool = False
     prefault: bool = False
     mlock: bool = False
 

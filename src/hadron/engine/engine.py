@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections
 from hadron.engine import sampler
+from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob, Request, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
@@ -30,18 +31,19 @@ class TokenEvent:
     """A generated token, or the end of a request without one (token_id None).
 
     text: what became certain with it, "" while a character or stop string is open. finish_reason: set with
-    the last event of a request.
+    the last event of a request. index: which continuation of its prompt.
     """
 
     request_id: str
     token_id: int | None
     text: str
     finish_reason: str | None
+    index: int = 0
 
 
 class Engine:
     """Requests in, tokens out. eos: the ids that end a text. max_position: of the model. turn_tokens: ids
-    that open a turn of a conversation."""
+    that open a turn of a conversation. prompt_only: ids that no answer holds."""
 
     def __init__(
         self,
@@ -54,8 +56,11 @@ class Engine:
         max_num_batched_tokens: int,
         prefix_caching: bool = True,
         turn_tokens: Collection[int] = (),
+        prompt_only: Collection[int] = (),
     ) -> None:
         self._runner = runner
+        self._prompt_only = frozenset(prompt_only)
+        self._rules: dict[str, LogitRules] = {}
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
@@ -111,6 +116,8 @@ class Engine:
         """`RequestError` for what this model cannot do with `params`, whose defaults are filled in."""
         if params.stop_token_ids:
             check_token_ids(tuple(params.stop_token_ids), self._vocabulary, "stop_token_ids")
+        if params.logit_bias:
+            check_token_ids(tuple(params.logit_bias), self._vocabulary, "logit_bias")
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer",
@@ -128,10 +135,15 @@ class Engine:
         prompt: str | None = None,
         *,
         priority: int = 0,
+        index: int = 0,
+        follows: Request | None = None,
+        answer: bool = False,
     ) -> Request:
         """Queue a request; ids from `check_prompt`, params checked by `check_params`.
 
         priority: lower goes first, past at most `scheduler.PRIORITY_STEP` earlier requests a level.
+        index, follows: for a further continuation of the prompt of an earlier request. answer: the text is
+        an answer in a conversation, so it holds none of what only prompts hold.
         """
         detokenizer = None
         if self._tokenizer is not None:
@@ -140,13 +152,18 @@ class Engine:
             request_id=request_id,
             prompt_token_ids=ids,
             params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=secrets.randbits(64) if params.seed is None else (params.seed + index) % 2**64,
             eos=frozenset() if params.ignore_eos else self._eos,
             capacity=self.capacity,
             prompt=prompt,
             detokenizer=detokenizer,
             priority=priority,
+            index=index,
+            follows=follows,
         )
+        rules = LogitRules(request, self._prompt_only if answer else (), self._eos)
+        if not rules.idle:
+            self._rules[request_id] = rules
         self._scheduler.add(request)
         return request
 
@@ -156,17 +173,20 @@ class Engine:
         if not steps:
             return []
         try:
-            rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], [int(s.last) for s in steps])
+            wanted = [len(s.token_ids) if s.request.wants_prompt_logprobs else int(s.last) for s in steps]
+            rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
         except HadronError as error:
             return self._failed(steps, error)
         except BaseException:
             for step in steps:
                 step.request.abort()
-                self._scheduler.release(step.request)
+                self._release(step.request)
             raise
         self._scheduler.commit(steps)
         self.stats.steps += 1
-        return [self._accept(step.request, logits[-1]) for step, logits in zip(steps, rows, strict=True) if step.last]
+        faults = self._runner.faults or [None] * len(steps)
+        taken = (self._take(*parts) for parts in zip(steps, rows, faults, strict=True))
+        return [event for event in taken if event is not None]
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it stands, and give its cache back; False where it has ended already."""
@@ -174,7 +194,7 @@ class Engine:
         if request is None:
             return False
         request.abort()
-        self._scheduler.release(request)
+        self._release(request)
         return True
 
     def abort_all(self) -> None:
@@ -195,6 +215,8 @@ class Engine:
             for start in range(0, len(ids), self._budget):
                 piece = ids[start : start + self._budget]
                 rows += self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                if self._runner.faults and self._runner.faults[0] is not None:
+                    raise _not_finite(self._runner.faults[0])
                 if not np.isfinite(rows[-1]).all():
                     for position, row in enumerate(rows[-1], start + 1):
                         sampler.check_finite(row, position)
@@ -205,20 +227,43 @@ class Engine:
             manager.release(cache)
         return np.concatenate(rows)
 
-    def _accept(self, request: Request, logits: NDArray[np.float32]) -> TokenEvent:
+    def _take(self, step: Scheduled, rows: NDArray[np.float32], fault: str | None) -> TokenEvent | None:
+        """What a step gave one request: log-probabilities of its prompt, a token, or its end."""
+        request = step.request
         try:
-            token = sampler.sample(logits, request.params, seed=request.seed, position=request.num_tokens)
+            if fault is not None:
+                raise _not_finite(fault)
+            if request.wants_prompt_logprobs:
+                self._take_prompt(request, rows, request.computed - len(step.token_ids) + 1)
+            return self._accept(request, rows[-1]) if step.last else None
         except NumericsError as error:
             return self._fail(request, error)
+
+    def _take_prompt(self, request: Request, rows: NDArray[np.float32], first: int) -> None:
+        """rows: logits of the tokens from position `first` on; those of the prompt that are new are kept."""
+        most = request.params.prompt_logprobs
+        assert most is not None
+        for position, row in enumerate(rows, first):
+            if position == len(request.prompt_logprobs) < request.num_prompt_tokens:
+                sampler.check_finite(row, position)
+                entries = sampler.logprobs(row, request.prompt_token_ids[position], most)
+                request.prompt_logprobs.append(_with_text(entries, self._tokenizer))
+
+    def _accept(self, request: Request, logits: NDArray[np.float32]) -> TokenEvent:
+        rules, drawn_from = self._rules.get(request.request_id), logits
+        if rules is not None:
+            drawn_from = logits.copy()
+            rules.apply(drawn_from)
+        token = sampler.sample(drawn_from, request.params, seed=request.seed, position=request.num_tokens)
         row = None
         if request.params.logprobs is not None:
             row = _with_text(sampler.logprobs(logits, token, request.params.logprobs), self._tokenizer)
         text = request.append(token, row)
         self.stats.generated_tokens += 1
         if request.is_finished:
-            self._scheduler.release(request)
+            self._release(request)
         reason = None if request.finish_reason is None else str(request.finish_reason)
-        return TokenEvent(request.request_id, token, text, reason)
+        return TokenEvent(request.request_id, token, text, reason, request.index)
 
     def _failed(self, steps: list[Scheduled], error: HadronError) -> list[TokenEvent]:
         if len(steps) > 1:
@@ -230,8 +275,19 @@ class Engine:
         request.fail(error)
         self.stats.failures += 1
         self._scheduler.distrust(request)
+        self._release(request)
+        return TokenEvent(request.request_id, None, "", str(request.finish_reason), request.index)
+
+    def _release(self, request: Request) -> None:
+        self._rules.pop(request.request_id, None)
         self._scheduler.release(request)
-        return TokenEvent(request.request_id, None, "", str(request.finish_reason))
+
+
+def _not_finite(where: str) -> NumericsError:
+    return NumericsError(
+        "the model computed values that are not finite", where=where, found="NaN or infinite values",
+        accepted="finite values", hint="run `hadron check MODEL --data`: it names tensors with such values",
+    )  # fmt: skip
 
 
 def _with_text(row: dict[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -18,12 +18,16 @@ from hadron.cache.manager import CacheManager
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
-from hadron.models.language_model import LanguageModel
+from hadron.models.language_model import LanguageModel, NonFiniteTrace
 
 
 class Runner:
-    """A model with its caches. num_pages: of 64 tokens each, shared by all requests; by default enough for
-    `max_num_seqs` requests of `max_model_len` tokens. prefix_snapshots: states kept for later requests."""
+    """A model with its caches.
+
+    num_pages: of 64 tokens each, shared by all requests; by default enough for `max_num_seqs` requests of
+    `max_model_len` tokens. prefix_snapshots: states kept for later requests. debug_nonfinite: look at every
+    layer's output; `faults` then names, for each request of the last step, where it first was not finite.
+    """
 
     def __init__(
         self,
@@ -34,10 +38,13 @@ class Runner:
         max_num_seqs: int = 1,
         num_pages: int | None = None,
         prefix_snapshots: int = 0,
+        debug_nonfinite: bool = False,
     ) -> None:
         if num_pages is None:
             num_pages = max_num_seqs * -(-max_model_len // spec.page_size)
         self.model = model
+        self.debug_nonfinite = debug_nonfinite
+        self.faults: list[str | None] = []
         self.max_num_seqs = max_num_seqs
         self.max_model_len = min(max_model_len, num_pages * spec.page_size)
         self._pages = Pages(spec, num_pages, model.settings.device)
@@ -58,7 +65,10 @@ class Runner:
             self.manager.grow(step.cache, len(step.token_ids))
         with torch.inference_mode():
             batch = make_batch(steps, self._pages, self._states, selections)
-            hidden = self.model.forward(batch)
+            trace = NonFiniteTrace() if self.debug_nonfinite else None
+            hidden = self.model.forward(batch, trace)
+            if trace is not None:
+                self.faults = [trace.first(*rows) for rows in batch.ranges]
             rows = [
                 row for (_, end), count in zip(batch.ranges, wanted, strict=True) for row in range(end - count, end)
             ]

@@ -216,8 +216,10 @@ class Scheduler:
 
     def _share_out(self) -> dict[_Entry, int]:
         """The budget as tokens for running requests, in order."""
-        alone = [entry for entry in self._running if entry.alone_until]
-        running = [min(alone, key=attrgetter("served", "order"))] if alone else self._running
+        running = self._running
+        if any(entry.alone_until for entry in running):  # those by themselves and all others take turns
+            first = min(running, key=attrgetter("served", "order"))
+            running = [first] if first.alone_until else [entry for entry in running if not entry.alone_until]
         if len(running) > self._budget:
             turns = sorted(running, key=attrgetter("served", "order"))[: self._budget]
             return dict.fromkeys(sorted(turns, key=_ORDER), 1)
