@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hadron import LLM, Selections
 from hadron.checkpoint.facts import read_facts
 from hadron.checkpoint.formats.base import DecidedBy, Source
 from hadron.checkpoint.load import MappedCheckpoint, Progress
@@ -24,7 +25,7 @@ from hadron.preflight.build import make_plan
 from hadron.preflight.plan import Binding, ModulePlan
 from hadron.quantization import scheme as s
 from hadron.quantization.scheme import NO_ACTIVATION, PLAIN_STORAGE, QuantizationScheme, Storage
-from tests.conftest import checkpoint_names
+from tests.conftest import DATA, checkpoint_names
 from tests.kernels import formats as f
 from tests.tiny.draft import Draft
 
@@ -255,6 +256,17 @@ def test_a_file_that_changed_after_the_plan_is_refused(checkpoints: Path, tmp_pa
     for execute in (load_weights, build_model):
         with pytest.raises(ChangedError, match="it was cut short"):
             execute(plan, EngineConfig())
+
+
+@pytest.mark.parametrize("name", ["glm52-quark-mxfp4-attnptpc", "glm53f-modelopt-nvfp4", "glm53f-quark-mxfp4-blockfp8"])
+def test_declared_activations_run_whatever_kernels_there_are(name: str) -> None:
+    """The products are the reference's then, so the blocks around them must not ask for native ones."""
+    options: dict[str, Any] = {"activation_quantization": "declared", "dtype": "float32", "threads": 1}
+    ids, choices = [5, 9, 2, 7, 11, 13], Selections()
+    expected = LLM(DATA / name, kernels="reference", **options).logits(ids, selections=choices)
+    choices.imposed = True
+    found = LLM(DATA / name, **options).logits(ids, selections=choices)
+    assert float(abs(found - expected).max() / abs(expected).max()) < 0.03
 
 
 def test_declared_needs_every_static_scale_before_anything_is_read(checkpoints: Path) -> None:

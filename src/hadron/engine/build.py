@@ -105,7 +105,7 @@ def _provider(plan: LoadPlan, config: EngineConfig) -> Provider:
             chosen[operation] = choice.provider
     if _declared(config):
         # Emulation quantizes between the products of a block, so blocks are put together from products.
-        chosen |= {"mlp": "reference", "moe": "reference"}
+        chosen |= {"mlp": "reference", "moe": "reference", "router": "reference"}
     return Provider(chosen, threads=threads(config))
 
 
