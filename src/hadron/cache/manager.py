@@ -41,6 +41,28 @@ class PageStore(Protocol):
         """Copy a page in all layers."""
 
 
+class PrefixStore(Protocol):
+    """Pages and states outside memory, by hash (`engine.prefix_store.DiskPrefixes`)."""
+
+    def has_page(self, content: bytes) -> bool:
+        """Whether it claims to have that page."""
+
+    def has_state(self, content: bytes) -> bool:
+        """Whether it claims to have the state at the end of that page."""
+
+    def save_page(self, content: bytes, block: int) -> None:
+        """Keep a page, unless it has it."""
+
+    def save_state(self, content: bytes, slot: int, tokens: int) -> None:
+        """Keep a state, unless it has it."""
+
+    def load_page(self, content: bytes, block: int) -> bool:
+        """Fill `block`; False, and it no longer claims to have it, where that failed."""
+
+    def load_state(self, content: bytes, slot: int, tokens: int) -> bool:
+        """Fill and stamp `slot`; False, and it no longer claims to have it, where that failed."""
+
+
 @dataclass(slots=True, eq=False)
 class SequenceCache:
     """What one request holds. tokens: how many are committed; pages may reach further (`grow`).
@@ -80,17 +102,26 @@ class Snapshot:
 class CacheManager:
     """Hands out pages and state slots; a snapshot takes a slot of its own.
 
-    prefix_snapshots: how many slots may hold states for later requests of the same beginning.
+    prefix_snapshots: how many slots may hold states for later requests of the same beginning. store: where
+    prefixes are kept beyond the life of the process.
     """
 
     def __init__(
-        self, spec: CacheSpec, blocks: BlockPool, pages: PageStore, states: StateStore, *, prefix_snapshots: int = 0
+        self,
+        spec: CacheSpec,
+        blocks: BlockPool,
+        pages: PageStore,
+        states: StateStore,
+        *,
+        prefix_snapshots: int = 0,
+        store: PrefixStore | None = None,
     ) -> None:
         assert spec.page_size == blocks.page_size
         self.spec = spec
         self.blocks = blocks
         self._pages = pages
         self._states = states
+        self.store = store
         self._free_slots = list(reversed(range(states.slots)))
         self.prefixes = PrefixStates(prefix_snapshots, self._free_slots.append)
         blocks.on_forget = self.prefixes.drop
@@ -143,6 +174,75 @@ class CacheManager:
         self._states.copy(state.slot, slot)
         self._agree(slot, tokens)
         return sequence
+
+    def recall(self, hashes: Sequence[bytes], tokens: int) -> None:
+        """Bring into memory what the store has of a text beyond what is there; `match` then finds it.
+
+        Pages become findable when all of them are in place, and only what is free is used.
+        """
+        if self.store is None:
+            return
+        # The store forgets what it could not read, so this ends.
+        while (depth := self._stored_depth(hashes, tokens)) and not self._load(self.store, hashes[:depth]):
+            pass
+
+    def _load(self, store: PrefixStore, hashes: Sequence[bytes]) -> bool:
+        """Pages and state of a prefix; False where something could not be read."""
+        found = {content: block for content in hashes if (block := self.blocks.find(content)) is not None}
+        self.blocks.share(found.values())
+        missing = [content for content in hashes if content not in found]
+        loaded: dict[bytes, int] = {}
+        readable, room = True, len(missing) <= self.blocks.free_blocks
+        for content in missing if room else ():
+            (loaded[content],) = self.blocks.allocate(1)
+            readable = store.load_page(content, loaded[content]) and readable
+        if room and readable:
+            for content, block in loaded.items():
+                self.blocks.register(block, content)
+            readable = self._load_state(store, hashes[-1], len(hashes) * self.spec.page_size)
+        held = found | loaded
+        self.blocks.free([held[content] for content in hashes if content in held])
+        return readable
+
+    def _stored_depth(self, hashes: Sequence[bytes], tokens: int) -> int:
+        """How many whole pages the store can add up to; 0 where it adds nothing to what is in memory."""
+        assert self.store is not None
+        if self.spec.has_state and not self.prefixes.limit:
+            return 0
+        depth = 0
+        limit = max(0, tokens - 1) // self.spec.page_size
+        for count, content in enumerate(hashes[:limit], 1):
+            if self.blocks.find(content) is None and not self.store.has_page(content):
+                break
+            if not self.spec.has_state or content in self.prefixes or self.store.has_state(content):
+                depth = count
+        return depth if depth > len(self.match(hashes, tokens).blocks) else 0
+
+    def _load_state(self, store: PrefixStore, content: bytes, tokens: int) -> bool:
+        if not self.spec.has_state or content in self.prefixes:
+            return True
+        self.prefixes.make_room()
+        slot = self._take_slot()
+        if not store.load_state(content, slot, tokens):
+            self._free_slots.append(slot)
+            return False
+        self._agree(slot, tokens)
+        self.prefixes.add(content, PrefixState(slot, tokens, passing=False))
+        return True
+
+    def persist(self, sequence: SequenceCache) -> None:
+        """Give the store what a later process can use of this sequence: whole pages, and the states among them."""
+        if self.store is None or not sequence.findable:
+            return
+        depth = len(sequence.hashes)
+        if self.spec.has_state:
+            kept = [i for i, content in enumerate(sequence.hashes, 1) if content in self.prefixes]
+            depth = max(kept, default=0)
+            for count in kept:
+                content = sequence.hashes[count - 1]
+                self.store.save_state(content, self.prefixes.slot(content), count * self.spec.page_size)
+        for content, block in zip(sequence.hashes[:depth], sequence.block_table, strict=False):
+            self.store.save_page(content, block)
 
     def keep(self, sequence: SequenceCache, *, passing: bool = False) -> bytes | None:
         """Keep the state at the end of the sequence's last whole page for later requests; returns its hash.

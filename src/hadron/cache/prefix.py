@@ -41,6 +41,10 @@ class PrefixStates:
         """The slots that snapshots occupy."""
         return [state.slot for state in self._by_hash.values()]
 
+    def slot(self, content: bytes) -> int:
+        """The slot of the snapshot of that hash."""
+        return self._by_hash[content].slot
+
     def use(self, content: bytes) -> PrefixState | None:
         """The snapshot of that hash, now the most recently used, and to stay."""
         state = self._by_hash.get(content)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hadron.cache.manager import PrefixStore
+from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec, cache_spec
+from hadron.cache.states import States
 from hadron.checkpoint.hub import Hub
 from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import Engine
+from hadron.engine.fingerprint import fingerprint
+from hadron.engine.prefix_store import DiskPrefixes
 from hadron.engine.runner import Runner
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
@@ -141,12 +147,26 @@ def cache_sizes(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> CacheS
     return CacheSizes(longest, -(-tokens // spec.page_size), snapshots)
 
 
+def _store(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> Callable[[Pages, States], PrefixStore] | None:
+    """What opens the folder of prefixes, where one is wanted."""
+    if config.prefix_cache_dir is None or not config.enable_prefix_caching:
+        return None
+    return partial(
+        DiskPrefixes, Path(config.prefix_cache_dir), fingerprint(plan, config, spec), config.prefix_cache_bytes
+    )
+
+
 def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runner:
     spec = cache_spec(plan.config, dtype=config.dtype)  # type: ignore[arg-type]
     sizes = cache_sizes(plan, config, spec)
     try:
         return Runner(
-            model, spec, max_num_seqs=config.max_num_seqs, debug_nonfinite=config.debug_nonfinite, **sizes._asdict()
+            model,
+            spec,
+            max_num_seqs=config.max_num_seqs,
+            debug_nonfinite=config.debug_nonfinite,
+            store=_store(plan, config, spec),
+            **sizes._asdict(),
         )
     except RuntimeError as error:  # what torch's allocators raise
         slots = config.max_num_seqs + sizes.prefix_snapshots

@@ -6,7 +6,7 @@ It decides nothing. Every step is the same whether it is a whole prompt, a piece
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections, make_batch
 from hadron.cache.blocks import BlockPool
-from hadron.cache.manager import CacheManager
+from hadron.cache.manager import CacheManager, PrefixStore
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
@@ -27,6 +27,7 @@ class Runner:
     num_pages: of 64 tokens each, shared by all requests; by default enough for `max_num_seqs` requests of
     `max_model_len` tokens. prefix_snapshots: states kept for later requests. debug_nonfinite: look at every
     layer's output; `faults` then names, for each request of the last step, where it first was not finite.
+    store: opens what keeps prefixes beyond the life of the process.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Runner:
         num_pages: int | None = None,
         prefix_snapshots: int = 0,
         debug_nonfinite: bool = False,
+        store: Callable[[Pages, States], PrefixStore] | None = None,
     ) -> None:
         if num_pages is None:
             num_pages = max_num_seqs * -(-max_model_len // spec.page_size)
@@ -50,7 +52,14 @@ class Runner:
         self._pages = Pages(spec, num_pages, model.settings.device)
         self._states = States(spec, max_num_seqs + prefix_snapshots, model.settings.device)
         blocks = BlockPool(num_pages, spec.page_size)
-        self.manager = CacheManager(spec, blocks, self._pages, self._states, prefix_snapshots=prefix_snapshots)
+        self.manager = CacheManager(
+            spec,
+            blocks,
+            self._pages,
+            self._states,
+            prefix_snapshots=prefix_snapshots,
+            store=None if store is None else store(self._pages, self._states),
+        )
 
     def run(
         self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None

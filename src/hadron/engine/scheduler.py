@@ -137,6 +137,8 @@ class Scheduler:
                 continue
             if request.computed in entry.places:
                 self._manager.keep(cache)
+                if request.computed == entry.places[-1]:
+                    self._manager.persist(cache)
             elif request.computed >= request.num_prompt_tokens:
                 kept = self._manager.keep(cache, passing=True)
                 if kept is not None:
@@ -151,6 +153,8 @@ class Scheduler:
             self._waiting.remove(entry)
         else:
             self._running.remove(entry)
+            if request.error is None:
+                self._manager.persist(entry.cache)
             self._manager.release(entry.cache)
             entry.cache = None
 
@@ -182,6 +186,9 @@ class Scheduler:
             if self._manager.claimed(match, entry.request.num_tokens) + len(self._running) > free and self._running:
                 return
             self._waiting.remove(entry)
+            if self._manager.store is not None:
+                self._manager.recall(entry.hashes, entry.request.num_tokens)
+                match = self._match(entry)
             self._start(entry, match)
 
     def _held(self, entry: _Entry) -> bool:
