@@ -18,6 +18,52 @@ MOST_CONTINUATIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What a text must be, in one of five ways. Raises `RequestError` for none or several.
+
+    json: a JSON schema, an object or its text. json_object: any JSON object. regex: the whole text matches.
+    choice: one of these texts. grammar: in the syntax of Lark or GBNF.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        choice = self.choice
+        if choice is not None and (
+            isinstance(choice, str) or not isinstance(choice, Sequence) or not choice
+            or not all(isinstance(text, str) and text for text in choice)
+        ):  # fmt: skip
+            raise _refused("structured_outputs.choice", choice, "a list of texts, none of them empty")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise _refused(f"structured_outputs.{name}", getattr(self, name), "text")
+        if not isinstance(self.json, str | Mapping | None):
+            raise _refused("structured_outputs.json", self.json, "a JSON schema, as an object or as text")
+        if self.json_object not in (None, True, False):
+            raise _refused("structured_outputs.json_object", self.json_object, "true or false")
+        if len(self._given) != 1:
+            raise _refused("structured_outputs", self._given, f"one of {', '.join(STRUCTURED)}")
+
+    @property
+    def chosen(self) -> tuple[str, Any]:
+        """Which of the five, and its value."""
+        (name,) = self._given
+        return name, getattr(self, name)
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in STRUCTURED if getattr(self, name) not in (None, False)]
+
+
+#: The ways to say what a text must be.
+STRUCTURED = tuple(field.name for field in fields(StructuredOutputsParams))
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to continue one prompt. Raises `RequestError` for values that make no sense.
 
@@ -34,7 +80,8 @@ class SamplingParams:
     min_tokens: neither end nor stop before so many. ignore_eos: go on past the model's own end tokens.
     logprobs: for each token its log-probability and that of the N likeliest, before temperature and before
     everything else that changes logits. prompt_logprobs: the same for the tokens of the prompt.
-    skip_special_tokens: leave markup out of the text.
+    skip_special_tokens: leave markup out of the text. structured_outputs: what the text must be, a
+    `StructuredOutputsParams` or a mapping of its fields.
     """
 
     max_tokens: int | None = 16
@@ -55,6 +102,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, None)
@@ -79,8 +127,15 @@ class SamplingParams:
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(_is_integer(i) and _is_bias(x) for i, x in bias.items()):
             raise _refused("logit_bias", bias, "a mapping from token ids to numbers from -100 to 100")
+        object.__setattr__(self, "structured_outputs", _structured(self.structured_outputs))
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    @property
+    def structured(self) -> StructuredOutputsParams | None:
+        """`structured_outputs` as it was normalized."""
+        assert isinstance(self.structured_outputs, StructuredOutputsParams | None)
+        return self.structured_outputs
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -130,6 +185,14 @@ NAMES = tuple(field.name for field in fields(SamplingParams))
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _structured(given: Any) -> StructuredOutputsParams | None:
+    if isinstance(given, StructuredOutputsParams | None):
+        return given
+    if not isinstance(given, Mapping) or not set(given) <= set(STRUCTURED):
+        raise _refused("structured_outputs", given, f"an object with one of {', '.join(STRUCTURED)}")
+    return StructuredOutputsParams(**given)
 
 
 def _is_bias(value: object) -> bool:

@@ -111,6 +111,16 @@ def test_biases_of_logits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--logit-bias" in shown and "7:100" in shown and "5=-1.5,9=2" in shown
 
 
+def test_structured_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(SHIPPED), "--prompt", "a", *RUN, "--structured-outputs"]
+    assert run([*arguments, '{"choice": ["no"]}']) == 0
+    assert capsys.readouterr().out == "no\n"
+    for text in ("{", '["no"]'):
+        assert run([*arguments, text]) == 2
+        shown = capsys.readouterr().err
+        assert "--structured-outputs" in shown and text in shown
+
+
 def test_logprobs_in_json_and_in_text(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     row = expected(llm, "The river", logprobs=2).outputs[0].logprobs[0]
     assert run(["generate", str(SHIPPED), "--prompt", "The river", "--logprobs", "2", "--json", *RUN]) == 0

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hadron.cli import console
-from hadron.cli.options import GroupedCommand, engine_options, logit_bias, option, sampling_options, token_ids
+from hadron.cli.options import (
+    GroupedCommand,
+    engine_options,
+    logit_bias,
+    option,
+    sampling_options,
+    structured_outputs,
+    token_ids,
+)
 from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +99,7 @@ def _generate(
     from hadron.sampling_params import NAMES, SamplingParams
 
     settings["logit_bias"] = logit_bias(settings["logit_bias"])
+    settings["structured_outputs"] = structured_outputs(settings["structured_outputs"])
     settings["stop_token_ids"] = token_ids(stop_token_ids, "--stop-token-ids") or ()
     params = SamplingParams(**{name: settings.pop(name) for name in NAMES})
     if model is None:

@@ -5,6 +5,7 @@ Every field of `EngineConfig` and of `SamplingParams` has a flag of the same nam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -61,6 +62,25 @@ def token_ids(text: str | None, flag: str) -> list[int] | None:
             accepted="whole numbers with commas between them, such as 5,9,2",
             hint="use --prompt for text",
         ) from None
+
+
+def structured_outputs(text: str | None) -> dict[str, Any] | None:
+    """A JSON object; `UsageError` for anything else."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        value = error
+    if isinstance(value, dict):
+        return value
+    raise UsageError(
+        "what the text must be cannot be read",
+        where="--structured-outputs",
+        found=f"{text[:80]!r}" + (f": {value}" if isinstance(value, Exception) else ""),
+        accepted='a JSON object, such as {"choice": ["yes", "no"]}',
+        hint="quote it for the shell",
+    )
 
 
 def logit_bias(text: str | None) -> dict[int, float] | None:
@@ -170,6 +190,9 @@ def sampling_options(function: F) -> F:
                    help="Give each token's log-probability and the N likeliest."),
             option("--prompt-logprobs", type=int, metavar="N", group=group,
                    help="The same for the tokens of the prompt."),
+            option("--structured-outputs", metavar="JSON", group=group,
+                   help="What the text must be: an object with one of json (a schema), regex, choice, grammar, "
+                   "json_object."),
             option("--skip-special-tokens/--no-skip-special-tokens", default=True, show_default=True, group=group,
                    help="Leave markup such as <|user|> out of the text."),
         ],

@@ -20,6 +20,7 @@ from hadron.engine.request import Logprob, Request, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Stats
+from hadron.engine.structured import Grammars
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
@@ -60,6 +61,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._prompt_only = frozenset(prompt_only)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
         self._rules: dict[str, LogitRules] = {}
         self._vocabulary = vocabulary
         self._max_position = max_position
@@ -126,6 +128,16 @@ class Engine:
                 accepted="stop_token_ids",
                 hint="give the ids that end a text as stop_token_ids",
             )
+        if params.structured is not None:
+            if self._grammars is None:
+                raise RequestError(
+                    "a grammar needs a tokenizer",
+                    where="structured_outputs",
+                    found="a checkpoint without tokenizer.json",
+                    accepted="a checkpoint with one",
+                    hint="copy the original release's tokenizer files beside the weights",
+                )
+            self._grammars.check(params.structured)
 
     def add(
         self,
@@ -161,7 +173,10 @@ class Engine:
             index=index,
             follows=follows,
         )
-        rules = LogitRules(request, self._prompt_only if answer else (), self._eos)
+        matcher = None
+        if params.structured is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(params.structured, ids if answer else ())
+        rules = LogitRules(request, self._prompt_only if answer else (), self._eos, matcher)
         if not rules.idle:
             self._rules[request_id] = rules
         self._scheduler.add(request)
@@ -236,7 +251,7 @@ class Engine:
             if request.wants_prompt_logprobs:
                 self._take_prompt(request, rows, request.computed - len(step.token_ids) + 1)
             return self._accept(request, rows[-1]) if step.last else None
-        except NumericsError as error:
+        except (NumericsError, RequestError) as error:
             return self._fail(request, error)
 
     def _take_prompt(self, request: Request, rows: NDArray[np.float32], first: int) -> None:
@@ -258,7 +273,11 @@ class Engine:
         row = None
         if request.params.logprobs is not None:
             row = _with_text(sampler.logprobs(logits, token, request.params.logprobs), self._tokenizer)
-        text = request.append(token, row)
+        complete = False
+        if rules is not None and rules.matcher is not None:
+            rules.matcher.accept(token)
+            complete = rules.matcher.finished
+        text = request.append(token, row, complete=complete)
         self.stats.generated_tokens += 1
         if request.is_finished:
             self._release(request)

@@ -13,17 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadron.engine.request import Request
+from hadron.engine.structured import Matcher
 
 Row = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
 
 
 class LogitRules:
-    """The rules of one request. never: ids that only prompts hold. eos: the model's end tokens."""
+    """The rules of one request. never: ids that only prompts hold. eos: the model's end tokens. matcher: of the
+    grammar that the text must follow; it has the last word."""
 
-    def __init__(self, request: Request, never: Collection[int], eos: Collection[int]) -> None:
+    def __init__(
+        self, request: Request, never: Collection[int], eos: Collection[int], matcher: Matcher | None = None
+    ) -> None:
         params = request.params
         self._request = request
+        self.matcher = matcher
         self._never = _ids(never)
         self._ends = _ids({*eos, *params.stop_token_ids})
         bias = params.logit_bias or {}
@@ -39,7 +44,7 @@ class LogitRules:
         """Whether nothing is ever changed."""
         return not (
             len(self._never) or len(self._biased) or self._repetition != 1 or self._frequency or self._presence
-            or self._request.params.min_tokens
+            or self._request.params.min_tokens or self.matcher is not None
         )  # fmt: skip
 
     def apply(self, logits: Row) -> None:
@@ -50,9 +55,16 @@ class LogitRules:
             self._counted = len(generated)
             self._penalize(logits)
         logits[self._biased] += self._bias
+        banned = self._never
         if len(generated) < params.min_tokens:
-            logits[self._ends] = LOWEST
-        logits[self._never] = LOWEST
+            banned = np.concatenate([banned, self._ends])
+        allowed = None if self.matcher is None else self.matcher.allowed()
+        if allowed is None:
+            logits[banned] = LOWEST
+            return
+        both = allowed.copy()
+        both[banned] = False
+        logits[~(both if both.any() else allowed)] = LOWEST
 
     def _penalize(self, logits: Row) -> None:
         seen = _ids(self._counts)

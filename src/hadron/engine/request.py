@@ -174,8 +174,11 @@ class Request:
         split = self.num_prompt_tokens
         return [*self.prompt_token_ids[start:end], *self.output_token_ids[max(0, start - split) : max(0, end - split)]]
 
-    def append(self, token: int, row: dict[int, Logprob] | None = None) -> str:
-        """Take a generated token; returns the text that became certain. Finishes the request when due."""
+    def append(self, token: int, row: dict[int, Logprob] | None = None, *, complete: bool = False) -> str:
+        """Take a generated token; returns the text that became certain. Finishes the request when due.
+
+        complete: nothing can follow in the text's grammar.
+        """
         self.output_token_ids.append(token)
         if row is not None:
             self.logprobs.append(row)
@@ -184,6 +187,8 @@ class Request:
         elif token in self.eos:
             self._finish(FinishReason.STOP, None)
         added = self._take_text(token)
+        if not self.is_finished and complete:
+            self._finish(FinishReason.STOP, None)
         if not self.is_finished and len(self.output_token_ids) >= self.max_new_tokens:
             self._finish(FinishReason.LENGTH, None)
         if self.is_finished:

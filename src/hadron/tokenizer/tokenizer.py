@@ -53,6 +53,11 @@ class Tokenizer:
             ) from error
 
     @property
+    def serialized(self) -> str:
+        """The whole tokenizer, as `tokenizer.json` has it."""
+        return self._inner.to_str()
+
+    @property
     def vocabulary_size(self) -> int:
         """One more than the highest id, added tokens included."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
