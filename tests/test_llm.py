@@ -253,6 +253,25 @@ def test_several_continuations_with_one_seed(llm: LLM) -> None:
     assert [c.index for c in output.outputs] == [0, 1, 2]
 
 
+def test_priorities_decide_who_goes_first() -> None:
+    llm, order = load(max_num_seqs=1), []
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    llm.generate(["a", "b", "c"], params, priority=[1, 0, -1], on_token=lambda i, _: order.append(i))
+    assert order == [2, 1, 0]
+    for wrong in ([1], 5, [1, 2, "x"], "abc"):
+        with pytest.raises(hadron.RequestError) as caught:
+            llm.generate(["a", "b", "c"], params, priority=wrong)
+        assert caught.value.where == "priority"
+
+
+def test_what_was_counted() -> None:
+    llm = load()
+    llm.generate(["The river", "b"], GREEDY)
+    stats = llm.stats
+    assert (stats.generated_tokens, stats.prefix_too_short, stats.failures) == (16, 2, 0)
+    assert stats.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in ("The river", "b"))
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 

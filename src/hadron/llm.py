@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from numbers import Integral
@@ -23,7 +23,8 @@ from hadron.batch import Selections
 from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
-from hadron.engine.request import Request, RequestOutput
+from hadron.engine.request import RequestOutput
+from hadron.engine.stats import Stats
 from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import SamplingParams
@@ -124,6 +125,11 @@ class LLM:
         return self._engine.capacity
 
     @property
+    def stats(self) -> Stats:
+        """What was counted since loading: steps, tokens, what was found in the cache, preemptions."""
+        return self._engine.stats
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether prompts may be text, and outputs have any."""
         return self._tokenizer is not None
@@ -148,12 +154,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         on_token: OnToken | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; outputs in their order.
 
         prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those.
         sampling_params: one for all, or one for each; None takes the checkpoint's defaults.
+        priority: one for each prompt; lower goes first, past a bounded number of earlier ones.
         on_token: called with a prompt's index and each of its tokens as they come.
         A prompt that fails, such as by logits that are not finite, raises once the others are done.
         Everything is checked before anything runs: `RequestError`, `CapacityError`, `TokenizerError`.
@@ -161,7 +169,10 @@ class LLM:
         several = [prompts] if isinstance(prompts, str | Mapping) else _listed(prompts, "prompts", _PROMPTS)
         where = [f"prompts[{i}]" if len(several) > 1 else "prompt" for i in range(len(several))]
         encoded = [self._encode(prompt, place) for prompt, place in zip(several, where, strict=True)]
-        return self._run(encoded, self._params(sampling_params, len(several)), on_token)
+        levels = [] if priority is None else _integers(priority, "priority")
+        if priority is not None and (len(levels) != len(several) or any(not isinstance(i, int) for i in levels)):
+            raise _not_a(priority, "priority", f"a list of {len(several)} whole numbers, one for each prompt")
+        return self._run(encoded, self._params(sampling_params, len(several)), on_token, priority=levels)
 
     def chat(
         self,
@@ -218,11 +229,15 @@ class LLM:
         params: Sequence[SamplingParams],
         on_token: OnToken | None,
         *,
+        priority: Sequence[int] = (),
         answer: bool = False,
     ) -> list[RequestOutput]:
         engine = self._engine
         try:
-            groups = [self._add(item, param, answer) for item, param in zip(encoded, params, strict=True)]
+            groups = [
+                engine.add_all(str(next(self._ids)), item.ids, param, item.text, priority=level, answer=answer)
+                for item, param, level in zip(encoded, params, priority or [0] * len(encoded), strict=True)
+            ]
             index = {request.request_id: i for i, group in enumerate(groups) for request in group}
             while engine.has_requests:
                 for event in engine.step():
@@ -234,19 +249,6 @@ class LLM:
             return [group[0].output(*group[1:]) for group in groups]
         finally:
             engine.abort_all()
-
-    def _add(self, item: _Encoded, params: SamplingParams, answer: bool) -> list[Request]:
-        """Queue a prompt's continuations; those after the first begin with what it leaves in the cache."""
-        number = next(self._ids)
-        first = self._engine.add(str(number), item.ids, params, item.text, answer=answer)
-        params = replace(params, prompt_logprobs=None)
-        return [
-            first,
-            *(
-                self._engine.add(f"{number}-{i}", item.ids, params, item.text, index=i, follows=first, answer=answer)
-                for i in range(1, params.n)
-            ),
-        ]
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> list[SamplingParams]:
         several = [given or SamplingParams()] * prompts if not isinstance(given, Sequence) else list(given)

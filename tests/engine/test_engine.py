@@ -238,8 +238,7 @@ def test_an_aborted_request_is_gone_within_the_step() -> None:
 def test_several_continuations_of_one_prompt() -> None:
     e, model = engine(max_num_seqs=4, chunk_size=100, prefix_snapshots=4)
     params = SamplingParams(temperature=3.0, seed=5, max_tokens=6, ignore_eos=True, n=3).with_defaults({})
-    first = e.add("a", tuple(PROMPT), params)
-    others = [e.add(f"a-{i}", tuple(PROMPT), params, index=i, follows=first) for i in (1, 2)]
+    first, *others = e.add_all("a", tuple(PROMPT), params)
     while e.has_requests:
         e.step()
     output = first.output(*others)

@@ -84,7 +84,7 @@ class Engine:
     @property
     def has_requests(self) -> bool:
         """Whether another `step` has something to do."""
-        return bool(self._scheduler.waiting or self._scheduler.running)
+        return not self._scheduler.idle
 
     @property
     def stats(self) -> Stats:
@@ -176,11 +176,36 @@ class Engine:
         matcher = None
         if params.structured is not None and self._grammars is not None:
             matcher = self._grammars.matcher(params.structured, ids if answer else ())
-        rules = LogitRules(request, self._prompt_only if answer else (), self._eos, matcher)
+        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher)
         if not rules.idle:
             self._rules[request_id] = rules
         self._scheduler.add(request)
         return request
+
+    def add_all(
+        self,
+        request_id: str,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        prompt: str | None = None,
+        *,
+        priority: int = 0,
+        answer: bool = False,
+    ) -> list[Request]:
+        """Queue the `params.n` continuations of a prompt; see `add`.
+
+        Those after the first are called `<request_id>-<index>` and begin with what it leaves in the cache.
+        """
+        first = self.add(request_id, ids, params, prompt, priority=priority, answer=answer)
+        params = replace(params, prompt_logprobs=None)
+        return [
+            first,
+            *(
+                self.add(f"{request_id}-{i}", ids, params, prompt, priority=priority, index=i, follows=first,
+                         answer=answer)
+                for i in range(1, params.n)
+            ),
+        ]  # fmt: skip
 
     def step(self) -> list[TokenEvent]:
         """Advance by one step: the tokens it gave, and the requests that ended."""

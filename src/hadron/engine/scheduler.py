@@ -89,6 +89,11 @@ class Scheduler:
         self.stats = Stats()
 
     @property
+    def idle(self) -> bool:
+        """Whether there is no request at all."""
+        return not self._entries
+
+    @property
     def waiting(self) -> list[Request]:
         """Requests without a cache, in the order in which they will get one."""
         return [entry.request for entry in self._waiting]
@@ -129,6 +134,7 @@ class Scheduler:
         for step in steps:
             entry = self._entries[step.request.request_id]
             request, cache = step.request, step.cache
+            before = request.computed
             request.computed += len(step.token_ids)
             assert cache.tokens == request.computed, f"{cache.tokens} tokens in the cache, {request.computed} counted"
             if request.computed >= entry.alone_until:
@@ -137,14 +143,14 @@ class Scheduler:
                 continue
             if request.computed in entry.places:
                 self._manager.keep(cache)
-                if request.computed == entry.places[-1]:
-                    self._manager.persist(cache)
             elif request.computed >= request.num_prompt_tokens:
                 kept = self._manager.keep(cache, passing=True)
                 if kept is not None:
                     if entry.passing is not None and entry.passing != kept:
                         self._manager.prefixes.drop_passing(entry.passing)
                     entry.passing = kept
+            if before < request.num_prompt_tokens <= request.computed:
+                self._manager.persist(cache)  # at once: what took hours must not wait for the answer
 
     def release(self, request: Request) -> None:
         """The request ends here, for whatever reason: its cache is given back."""
@@ -203,7 +209,9 @@ class Scheduler:
         request = entry.request
         if not self._prefix_caching or not request.reads_prefixes:
             return PrefixMatch()
-        extend_hashes(entry.hashes, request.token_ids, self._manager.spec.page_size)
+        size = self._manager.spec.page_size
+        if len(entry.hashes) < request.num_tokens // size:
+            extend_hashes(entry.hashes, request.token_ids, size)
         return self._manager.match(entry.hashes, request.num_tokens)
 
     def _start(self, entry: _Entry, match: PrefixMatch) -> None:
