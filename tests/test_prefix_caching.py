@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hadron import LLM, SamplingParams
+from hadron.cli.generate import SHIPPED
 from hadron.engine.snapshots import places
 from tests.conftest import DATA
 
@@ -51,6 +52,27 @@ def test_the_next_turn_takes_all_but_its_new_tokens(llm: LLM) -> None:
         history = [*history, *output.outputs[0].token_ids]
         known = len(history) - 1  # the last token was never run
         history += TEXT[5000 + 30 * turn : 5030 + 30 * turn]
+
+
+def test_conversations_share_their_system_prompt_and_go_on_from_their_last_turn() -> None:
+    """Through the chat template: the places are where turns begin, not where distances fall."""
+    llm = LLM(SHIPPED, threads=1)
+    system = {"role": "system", "content": "You answer in verse, briefly and with care. " * 16}
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+
+    def chat(*turns: str) -> Any:
+        roles = ("user", "assistant") * len(turns)
+        messages = [system, *({"role": role, "content": text} for role, text in zip(roles, turns, strict=False))]
+        return llm.chat(messages, params)[0]
+
+    first = chat("Why is the sky blue?")
+    user = llm.tokenizer.token_id("<|user|>")
+    begin = first.prompt_token_ids.index(user)
+    assert begin > 320 and begin % 64, "the test is about a place that is no power of two"
+    other = chat("Something else entirely, and at some length: " + "what is a lake? " * 6)
+    assert other.num_cached_tokens == begin // 64 * 64
+    second = chat("Why is the sky blue?", first.outputs[0].text, "And at night?")
+    assert second.num_cached_tokens >= len(first.prompt_token_ids) // 64 * 64 - 64
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:
