@@ -40,29 +40,23 @@ def candidates(logits: Row, params: SamplingParams) -> tuple[NDArray[np.int64], 
     assert params.temperature is not None
     assert params.top_p is not None
     assert params.top_k is not None
-    # Ordered by logits before anything is exponentiated: of a vocabulary of 150,000 few tokens are left.
-    ids = _largest(logits, params.top_k) if params.top_k > 0 else np.arange(len(logits))
-    scaled = logits[ids].astype(np.float64)
+    scaled = logits.astype(np.float64)
     scaled -= scaled.max()
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to minus infinity
         scaled /= params.temperature
     weights = np.exp(scaled)
-    possible = weights > 0
-    ids, weights = ids[possible], weights[possible]
-    total = float(weights.sum())
+    ids = _largest(weights, params.top_k) if params.top_k > 0 else np.arange(len(weights))
+    ids = ids[weights[ids] > 0]
+    total = float(weights[ids].sum())
     if params.top_p < 1:
         # those left out here hold less than 1 - top_p together: a cheap way to have few to sort
-        likely = weights >= (1 - params.top_p) * total / len(ids)
-        ids, weights = ids[likely], weights[likely]
-        order = np.lexsort((ids, -weights))
-        ids, weights = ids[order], weights[order]
-        before = np.cumsum(weights) - weights
-        kept = max(1, int(np.searchsorted(before, params.top_p * total)))
-        ids, weights = ids[:kept], weights[:kept]
+        ids = ids[weights[ids] >= (1 - params.top_p) * total / len(ids)]
+        ids = ids[np.lexsort((ids, -weights[ids]))]
+        before = np.cumsum(weights[ids]) - weights[ids]
+        ids = ids[: max(1, int(np.searchsorted(before, params.top_p * total)))]
     if params.min_p > 0:
-        likely = weights >= params.min_p  # the likeliest weighs 1
-        ids, weights = ids[likely], weights[likely]
-    return ids, weights
+        ids = ids[weights[ids] >= params.min_p]  # the likeliest weighs 1
+    return ids, weights[ids]
 
 
 def _largest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
