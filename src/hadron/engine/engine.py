@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections
 from hadron.engine import sampler
+from hadron.engine.drawing import Rows, next_token, prompt_entry
 from hadron.engine.logit_rules import LogitRules
-from hadron.engine.request import Logprob, Request, check_token_ids
+from hadron.engine.request import Request, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Stats
@@ -267,7 +268,7 @@ class Engine:
             manager.release(cache)
         return np.concatenate(rows)
 
-    def _take(self, step: Scheduled, rows: NDArray[np.float32], fault: str | None) -> TokenEvent | None:
+    def _take(self, step: Scheduled, rows: Rows, fault: str | None) -> TokenEvent | None:
         """What a step gave one request: log-probabilities of its prompt, a token, or its end."""
         request = step.request
         try:
@@ -275,29 +276,19 @@ class Engine:
                 raise _not_finite(fault)
             if request.wants_prompt_logprobs:
                 self._take_prompt(request, rows, request.computed - len(step.token_ids) + 1)
-            return self._accept(request, rows[-1]) if step.last else None
+            return self._accept(request, rows[-1:]) if step.last else None
         except (NumericsError, RequestError) as error:
             return self._fail(request, error)
 
-    def _take_prompt(self, request: Request, rows: NDArray[np.float32], first: int) -> None:
+    def _take_prompt(self, request: Request, rows: Rows, first: int) -> None:
         """rows: logits of the tokens from position `first` on; those of the prompt that are new are kept."""
-        most = request.params.prompt_logprobs
-        assert most is not None
-        for position, row in enumerate(rows, first):
-            if position == len(request.prompt_logprobs) < request.num_prompt_tokens:
-                sampler.check_finite(row, position)
-                entries = sampler.logprobs(row, request.prompt_token_ids[position], most)
-                request.prompt_logprobs.append(_with_text(entries, self._tokenizer))
+        for position in range(len(request.prompt_logprobs), min(first + len(rows), request.num_prompt_tokens)):
+            row = rows[position - first : position - first + 1]
+            request.prompt_logprobs.append(prompt_entry(request, row, position, self._tokenizer))
 
-    def _accept(self, request: Request, logits: NDArray[np.float32]) -> TokenEvent:
-        rules, drawn_from = self._rules.get(request.request_id), logits
-        if rules is not None:
-            drawn_from = logits.copy()
-            rules.apply(drawn_from)
-        token = sampler.sample(drawn_from, request.params, seed=request.seed, position=request.num_tokens)
-        row = None
-        if request.params.logprobs is not None:
-            row = _with_text(sampler.logprobs(logits, token, request.params.logprobs), self._tokenizer)
+    def _accept(self, request: Request, logits: Rows) -> TokenEvent:
+        rules = self._rules.get(request.request_id)
+        token, row = next_token(request, logits, rules, self._tokenizer)
         complete = False
         if rules is not None and rules.matcher is not None:
             rules.matcher.accept(token)
@@ -332,12 +323,6 @@ def _not_finite(where: str) -> NumericsError:
         "the model computed values that are not finite", where=where, found="NaN or infinite values",
         accepted="finite values", hint="run `hadron check MODEL --data`: it names tensors with such values",
     )  # fmt: skip
-
-
-def _with_text(row: dict[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    if tokenizer is None:
-        return row
-    return {token: replace(entry, decoded_token=tokenizer.token_text(token)) for token, entry in row.items()}
 
 
 #: Called with the index of a prompt and each of its tokens as they come.
