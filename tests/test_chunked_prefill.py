@@ -17,7 +17,7 @@ NAMES = ("glm52-ct-w4a16", "glm53f-modelopt-nvfp4")
 def test_a_prompt_in_pieces(name: str, chunk_size: int) -> None:
     """100 tokens: more than the indexer selects, and pools, pages and convolution windows cut anywhere."""
     goldens = load_file(DATA / name / "goldens.safetensors")
-    llm = LLM(DATA / name, kernels="reference", dtype="float32", chunk_size=chunk_size)
+    llm = LLM(DATA / name, kernels="reference", dtype="float32", max_num_batched_tokens=chunk_size)
     ids, expected = goldens["prompt2.input_ids"].tolist(), goldens["prompt2.last_logits"]
     logits = llm.logits(ids)
     assert float(np.abs(logits[-1] - expected).max() / np.abs(expected).max()) <= 1e-4

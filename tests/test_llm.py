@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def test_several_prompts_give_what_each_gives_alone(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, temperature=1.5, seed=5, ignore_eos=True, logprobs=2)
     together = llm.generate(prompts, params)
     alone = [llm.generate(prompt, params)[0] for prompt in prompts]
-    assert [out.outputs for out in together] == [out.outputs for out in alone]
+    for ours, theirs in zip(together, alone, strict=True):
+        a, b = ours.outputs[0], theirs.outputs[0]
+        assert (a.token_ids, a.text, a.finish_reason) == (b.token_ids, b.text, b.finish_reason)
+        assert a.cumulative_logprob == pytest.approx(b.cumulative_logprob, rel=1e-5)  # these kernels promise no bits
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
@@ -235,6 +239,39 @@ def test_parameters_must_fit_the_prompts(llm: LLM) -> None:
     assert caught.value.found == "1 for 2 prompt(s)"
 
 
+def test_answers_hold_no_placeholders_of_pictures(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={500: 100})
+    assert llm.generate("a", params)[0].outputs[0].token_ids == [500] * 3
+    assert 500 not in llm.chat([{"role": "user", "content": "a"}], params)[0].outputs[0].token_ids
+
+
+def test_several_continuations_with_one_seed(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, temperature=2.0, seed=9, n=3, ignore_eos=True)
+    (output,) = llm.generate("The river", params)
+    alone = [llm.generate("The river", replace(params, n=1, seed=9 + i))[0].outputs[0].token_ids for i in range(3)]
+    assert [c.token_ids for c in output.outputs] == alone
+    assert [c.index for c in output.outputs] == [0, 1, 2]
+
+
+def test_priorities_decide_who_goes_first() -> None:
+    llm, order = load(max_num_seqs=1), []
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    llm.generate(["a", "b", "c"], params, priority=[1, 0, -1], on_token=lambda i, _: order.append(i))
+    assert order == [2, 1, 0]
+    for wrong in ([1], 5, [1, 2, "x"], "abc"):
+        with pytest.raises(hadron.RequestError) as caught:
+            llm.generate(["a", "b", "c"], params, priority=wrong)
+        assert caught.value.where == "priority"
+
+
+def test_what_was_counted() -> None:
+    llm = load()
+    llm.generate(["The river", "b"], GREEDY)
+    stats = llm.stats
+    assert (stats.generated_tokens, stats.prefix_too_short, stats.failures) == (16, 2, 0)
+    assert stats.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in ("The river", "b"))
+
+
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
@@ -243,8 +280,8 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers(llm: LLM) -> None:
     with pytest.raises(hadron.RequestError) as caught:
         llm.logits([1] * 4097)
     assert (caught.value.found, caught.value.accepted) == ("4097 tokens", "at most 4096")
-    small = load(max_context=6)
-    assert small.max_context == 6
+    small = load(max_model_len=6)
+    assert small.max_model_len == 6
     with pytest.raises(hadron.CapacityError) as caught_capacity:
         small.generate({"prompt_token_ids": [1] * 7}, GREEDY)
     assert caught_capacity.value.accepted == "at most 6 (the model itself could take 4096)"
@@ -262,7 +299,9 @@ def test_bfloat16_is_near_float32(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "where"),
     [({"kernels": "fast"}, "--kernels"), ({"dtype": "float8"}, "--dtype"), ({"threads": 0}, "--threads"),
-     ({"chunk_size": 0}, "--chunk-size"), ({"max_context": -1}, "--max-context")],
+     ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"), ({"max_model_len": -1}, "--max-model-len"),
+     ({"max_num_seqs": None}, "--max-num-seqs"), ({"num_pages": 0}, "--num-pages"),
+     ({"memory_utilization": 1.5}, "--memory-utilization"), ({"memory_utilization": True}, "--memory-utilization")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], where: str) -> None:
     with pytest.raises(hadron.UsageError) as caught:

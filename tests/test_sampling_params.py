@@ -32,6 +32,15 @@ def test_stop_may_be_one_string_or_several() -> None:
         ("min_p", 2, "a number from 0 to 1"),
         ("seed", -1, f"an integer of at least 0, at most {2**64 - 1}"),
         ("logprobs", 101, "an integer of at least 0, at most 100"),
+        ("prompt_logprobs", -1, "an integer of at least 0, at most 100"),
+        ("n", 0, "an integer of at least 1, at most 128"),
+        ("min_tokens", 17, "an integer of at least 0, at most 16"),
+        ("repetition_penalty", 0, "a number above 0, at most 100"),
+        ("presence_penalty", 3, "a number from -2 to 2"),
+        ("frequency_penalty", math.inf, "a number from -2 to 2"),
+        ("logit_bias", {"5": 1.0}, "a mapping from token ids to numbers from -100 to 100"),
+        ("logit_bias", {5: math.nan}, "a mapping from token ids to numbers from -100 to 100"),
+        ("logit_bias", [5], "a mapping from token ids to numbers from -100 to 100"),
         ("stop", [""], "a string or a list of strings, none of them empty"),
         ("stop", "", "a string or a list of strings, none of them empty"),
         ("stop", [3], "a string or a list of strings, none of them empty"),
@@ -68,7 +77,7 @@ def test_do_sample_false_is_greedy() -> None:
 
 def test_a_default_that_makes_no_sense_falls_back_and_is_named() -> None:
     usable, refused = checkpoint_defaults({"temperature": "hot", "top_p": 0.9, "top_k": -7})
-    assert usable == {"temperature": 1.0, "top_p": 0.9, "top_k": 0}
+    assert usable == {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.0}
     assert [(error.where, error.found) for error in refused] == [("temperature", "'hot'"), ("top_k", "-7")]
     assert listed_end_tokens({"eos_token_id": [1, 2]}) == ([1, 2], None)
     ids, error = listed_end_tokens({"eos_token_id": [1, "x"]})

@@ -31,7 +31,8 @@ def test_a_run_records_what_it_chose_and_taking_it_again_changes_nothing(name: s
     recorded = Selections()
     plain = load(name).logits(ids)
     assert np.array_equal(
-        load(name, chunk_size=7).logits(ids, selections=recorded), load(name, chunk_size=7).logits(ids)
+        load(name, max_num_batched_tokens=7).logits(ids, selections=recorded),
+        load(name, max_num_batched_tokens=7).logits(ids),
     )
     config = load(name).plan.config
     assert config is not None and recorded.length == len(ids)

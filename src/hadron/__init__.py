@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hadron.llm import LLM
     from hadron.preflight.build import make_plan as check
     from hadron.preflight.plan import LoadPlan
-    from hadron.sampling_params import SamplingParams
+    from hadron.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__: str
 
@@ -38,6 +38,7 @@ _PLACES = {
     "LLM": ("hadron.llm", "LLM"),
     "LoadPlan": ("hadron.preflight.plan", "LoadPlan"),
     "SamplingParams": ("hadron.sampling_params", "SamplingParams"),
+    "StructuredOutputsParams": ("hadron.sampling_params", "StructuredOutputsParams"),
     "Selections": ("hadron.batch", "Selections"),
     "check": ("hadron.preflight.build", "make_plan"),
     "linear": ("hadron.engine.single", "linear"),
@@ -68,6 +69,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Selections",
+    "StructuredOutputsParams",
     "TokenizerError",
     "UnsupportedError",
     "UsageError",

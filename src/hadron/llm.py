@@ -24,6 +24,7 @@ from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
 from hadron.engine.request import RequestOutput
+from hadron.engine.stats import Stats
 from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import SamplingParams
@@ -77,8 +78,15 @@ class LLM:
         threads: int | None = None,
         activation_quantization: str = "none",
         mla_prefill: str = "auto",
-        max_context: int | None = None,
-        chunk_size: int = 512,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int = 512,
+        max_num_seqs: int = 16,
+        num_pages: int | None = None,
+        memory_utilization: float = 0.9,
+        enable_prefix_caching: bool = True,
+        prefix_cache_dir: str | os.PathLike[str] | None = None,
+        prefix_cache_bytes: int = 16 << 30,
+        debug_nonfinite: bool = False,
         prefault: bool = False,
         mlock: bool = False,
         numa: str = "auto",
@@ -97,8 +105,15 @@ class LLM:
             threads=threads,
             activation_quantization=activation_quantization,
             mla_prefill=mla_prefill,
-            max_context=max_context,
-            chunk_size=chunk_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            num_pages=num_pages,
+            memory_utilization=memory_utilization,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_dir=prefix_cache_dir,
+            prefix_cache_bytes=prefix_cache_bytes,
+            debug_nonfinite=debug_nonfinite,
             prefault=prefault,
             mlock=mlock,
             numa=numa,
@@ -109,9 +124,14 @@ class LLM:
         self._ids = count()
 
     @property
-    def max_context(self) -> int:
+    def max_model_len(self) -> int:
         """Most tokens of one sequence, prompt and continuation."""
         return self._engine.capacity
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted since loading: steps, tokens, what was found in the cache, preemptions."""
+        return self._engine.stats
 
     @property
     def has_tokenizer(self) -> bool:
@@ -138,19 +158,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         on_token: OnToken | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; outputs in their order.
 
         prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those.
         sampling_params: one for all, or one for each; None takes the checkpoint's defaults.
+        priority: one for each prompt; lower goes first, past a bounded number of earlier ones.
         on_token: called with a prompt's index and each of its tokens as they come.
+        A prompt that fails, such as by logits that are not finite, raises once the others are done.
         Everything is checked before anything runs: `RequestError`, `CapacityError`, `TokenizerError`.
         """
         several = [prompts] if isinstance(prompts, str | Mapping) else _listed(prompts, "prompts", _PROMPTS)
         where = [f"prompts[{i}]" if len(several) > 1 else "prompt" for i in range(len(several))]
         encoded = [self._encode(prompt, place) for prompt, place in zip(several, where, strict=True)]
-        return self._run(encoded, self._params(sampling_params, len(several)), on_token)
+        levels = [] if priority is None else _integers(priority, "priority")
+        if priority is not None and (len(levels) != len(several) or any(not isinstance(i, int) for i in levels)):
+            raise _not_a(priority, "priority", f"a list of {len(several)} whole numbers, one for each prompt")
+        return self._run(encoded, self._params(sampling_params, len(several)), on_token, priority=levels)
 
     def chat(
         self,
@@ -185,7 +211,7 @@ class LLM:
             )
             ids = self.tokenizer.encode(text, add_special_tokens=False)
             encoded.append(self._checked(text, ids, "messages"))
-        return self._run(encoded, self._params(sampling_params, len(encoded)), on_token)
+        return self._run(encoded, self._params(sampling_params, len(encoded)), on_token, answer=True)
 
     def logits(self, token_ids: Sequence[int], *, selections: Selections | None = None) -> NDArray[np.float32]:
         """float32 [tokens, vocabulary]: at each position the logits of the token that follows.
@@ -202,20 +228,29 @@ class LLM:
         return self._engine.logits(ids, selections)
 
     def _run(
-        self, encoded: Sequence[_Encoded], params: Sequence[SamplingParams], on_token: OnToken | None
+        self,
+        encoded: Sequence[_Encoded],
+        params: Sequence[SamplingParams],
+        on_token: OnToken | None,
+        *,
+        priority: Sequence[int] = (),
+        answer: bool = False,
     ) -> list[RequestOutput]:
         engine = self._engine
         try:
-            requests = [
-                engine.add(str(next(self._ids)), item.ids, param, item.text)
-                for item, param in zip(encoded, params, strict=True)
+            groups = [
+                engine.add_all(str(next(self._ids)), item.ids, param, item.text, priority=level, answer=answer)
+                for item, param, level in zip(encoded, params, priority or [0] * len(encoded), strict=True)
             ]
-            index = {request.request_id: i for i, request in enumerate(requests)}
+            index = {request.request_id: i for i, group in enumerate(groups) for request in group}
             while engine.has_requests:
                 for event in engine.step():
-                    if on_token is not None:
+                    if on_token is not None and event.token_id is not None:
                         on_token(index[event.request_id], event)
-            return [request.output() for request in requests]
+            for request in (request for group in groups for request in group):
+                if request.error is not None:
+                    raise request.error
+            return [group[0].output(*group[1:]) for group in groups]
         finally:
             engine.abort_all()
 

@@ -12,8 +12,55 @@ from typing import Any
 from hadron.errors import RequestError
 
 #: What a field that may come from the checkpoint is when neither says anything.
-FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 MOST_LOGPROBS = 100
+MOST_CONTINUATIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What a text must be, in one of five ways. Raises `RequestError` for none or several.
+
+    json: a JSON schema, an object or its text. json_object: any JSON object. regex: the whole text matches.
+    choice: one of these texts. grammar: in the syntax of Lark or GBNF.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        choice = self.choice
+        if choice is not None and (
+            isinstance(choice, str) or not isinstance(choice, Sequence) or not choice
+            or not all(isinstance(text, str) and text for text in choice)
+        ):  # fmt: skip
+            raise _refused("structured_outputs.choice", choice, "a list of texts, none of them empty")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise _refused(f"structured_outputs.{name}", getattr(self, name), "text")
+        if not isinstance(self.json, str | Mapping | None):
+            raise _refused("structured_outputs.json", self.json, "a JSON schema, as an object or as text")
+        if self.json_object not in (None, True, False):
+            raise _refused("structured_outputs.json_object", self.json_object, "true or false")
+        if len(self._given) != 1:
+            raise _refused("structured_outputs", self._given, f"one of {', '.join(STRUCTURED)}")
+
+    @property
+    def chosen(self) -> tuple[str, Any]:
+        """Which of the five, and its value."""
+        (name,) = self._given
+        return name, getattr(self, name)
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in STRUCTURED if getattr(self, name) not in (None, False)]
+
+
+#: The ways to say what a text must be.
+STRUCTURED = tuple(field.name for field in fields(StructuredOutputsParams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +71,17 @@ class SamplingParams:
     temperature: 0 takes the likeliest token (lowest id on a tie). top_k: of how many tokens to choose
     (0 or -1: all). top_p: of the smallest set with that much probability. min_p: only tokens at least
     this fraction as likely as the likeliest. The order is temperature, top_k, top_p, min_p.
+    repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or text.
+    frequency_penalty, presence_penalty: taken from a token's logit for each time it is in the text, or once.
+    logit_bias: id -> what is added to its logit.
     seed: with the same one, a token depends on its prefix alone. None draws a fresh one.
+    n: how many continuations; the i-th takes seed + i.
     stop: strings that end the text, not part of it. stop_token_ids: ids that end it, part of the ids.
-    logprobs: for each token its log-probability and that of the N likeliest, before temperature.
-    ignore_eos: go on past the model's own end tokens. skip_special_tokens: leave markup out of the text.
+    min_tokens: neither end nor stop before so many. ignore_eos: go on past the model's own end tokens.
+    logprobs: for each token its log-probability and that of the N likeliest, before temperature and before
+    everything else that changes logits. prompt_logprobs: the same for the tokens of the prompt.
+    skip_special_tokens: leave markup out of the text. structured_outputs: what the text must be, a
+    `StructuredOutputsParams` or a mapping of its fields.
     """
 
     max_tokens: int | None = 16
@@ -35,12 +89,20 @@ class SamplingParams:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float = 0.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
+    n: int = 1
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, None)
@@ -48,16 +110,32 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _integer("top_k", self.top_k, -1, None)
         _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _integer("seed", self.seed, 0, 2**64 - 1)
+        _integer("n", self.n, 1, MOST_CONTINUATIONS)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, MOST_LOGPROBS)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
             raise _refused("stop", self.stop, "a string or a list of strings, none of them empty")
         ids = self.stop_token_ids
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not all(_is_integer(i) for i in ids):
             raise _refused("stop_token_ids", ids, "a list of token ids")
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping) or not all(_is_integer(i) and _is_bias(x) for i, x in bias.items()):
+            raise _refused("logit_bias", bias, "a mapping from token ids to numbers from -100 to 100")
+        object.__setattr__(self, "structured_outputs", _structured(self.structured_outputs))
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    @property
+    def structured(self) -> StructuredOutputsParams | None:
+        """`structured_outputs` as it was normalized."""
+        assert isinstance(self.structured_outputs, StructuredOutputsParams | None)
+        return self.structured_outputs
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -107,6 +185,18 @@ NAMES = tuple(field.name for field in fields(SamplingParams))
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _structured(given: Any) -> StructuredOutputsParams | None:
+    if isinstance(given, StructuredOutputsParams | None):
+        return given
+    if not isinstance(given, Mapping) or not set(given) <= set(STRUCTURED):
+        raise _refused("structured_outputs", given, f"an object with one of {', '.join(STRUCTURED)}")
+    return StructuredOutputsParams(**given)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
 
 
 def _integer(name: str, value: int | None, least: int, most: int | None) -> None:

@@ -85,6 +85,42 @@ def test_json_without_a_tokenizer_has_null_for_text(capsys: pytest.CaptureFixtur
     assert output["logprobs"][0]["text"] is None
 
 
+def test_several_continuations(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = ["--n", "2", "--temperature", "1.5", "--seed", "3", "--logprobs", "0", "--prompt-logprobs", "1"]
+    out = expected(llm, "The river", n=2, temperature=1.5, seed=3, prompt_logprobs=1)
+    texts = [completion.text for completion in out.outputs]
+    assert texts[0] != texts[1]
+    assert run(["generate", str(SHIPPED), "--prompt", "The river", "--json", *RUN, *drawn]) == 0
+    values = json.loads(capsys.readouterr().out)["outputs"]
+    assert [value["text"] for value in values] == texts
+    assert values[0]["prompt_logprobs"][0] is None
+    row = out.prompt_logprobs[1][out.prompt_token_ids[1]]
+    assert values[1]["prompt_logprobs"][1]["logprob"] == row.logprob
+    assert run(["generate", str(SHIPPED), "--prompt", "The river", *RUN, *drawn]) == 0
+    lines = capsys.readouterr().out
+    assert lines.startswith(f"[0] {texts[0]}\n") and f"\n[1] {texts[1]}\n" in lines
+    assert lines.splitlines()[-1].startswith(f"{out.prompt_token_ids[-1]} ")
+
+
+def test_biases_of_logits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", BARE, "--prompt-ids", "5", *RUN]
+    assert run([*arguments, "--logit-bias", "7=100,9=-2.5"]) == 0
+    assert set(capsys.readouterr().out.split()) == {"7"}
+    assert run([*arguments, "--logit-bias", "7:100"]) == 2
+    shown = capsys.readouterr().err
+    assert "--logit-bias" in shown and "7:100" in shown and "5=-1.5,9=2" in shown
+
+
+def test_structured_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(SHIPPED), "--prompt", "a", *RUN, "--structured-outputs"]
+    assert run([*arguments, '{"choice": ["no"]}']) == 0
+    assert capsys.readouterr().out == "no\n"
+    for text in ("{", '["no"]'):
+        assert run([*arguments, text]) == 2
+        shown = capsys.readouterr().err
+        assert "--structured-outputs" in shown and text in shown
+
+
 def test_logprobs_in_json_and_in_text(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     row = expected(llm, "The river", logprobs=2).outputs[0].logprobs[0]
     assert run(["generate", str(SHIPPED), "--prompt", "The river", "--logprobs", "2", "--json", *RUN]) == 0

@@ -10,15 +10,25 @@ from typing import Any
 
 import pytest
 
+from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.checkpoint.hub import Hub
 from hadron.checkpoint.source import LocalFolder
 from hadron.cli.generate import SHIPPED
 from hadron.engine import assemble as module
-from hadron.engine.assemble import LEAST_CONTEXT, assemble, context_size
+from hadron.engine.assemble import (
+    LEAST_CONTEXT,
+    TURNS,
+    assemble,
+    cache_sizes,
+    end_tokens,
+    prompt_only_tokens,
+    turn_tokens,
+)
 from hadron.engine.config import EngineConfig
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan
+from hadron.tokenizer.tokenizer import Tokenizer
 
 CONFIG = EngineConfig(kernels="reference", dtype="float32", threads=1)
 
@@ -85,38 +95,46 @@ def test_a_folder_asks_no_hub() -> None:
     assert hub.downloads == []  # type: ignore[attr-defined]
 
 
-def plan_with(*, fits: int, longest: int) -> LoadPlan:
+def plan_with(*, room: int, longest: int) -> LoadPlan:
+    """A plan on a machine that has `room` bytes for caches when nine tenths of its memory are used."""
     plan = make_plan(str(SHIPPED))
     assert plan.config is not None
+    weights = 1000
     memory = type(plan.memory)(
-        weights=1,
-        converted=0,
-        cache_per_token=1000,
-        state_per_sequence=0,
-        max_context=fits,
-        available=10**9,
-        cache_dtype="bfloat16",
-    )
+        weights=weights, converted=0, cache_per_token=1000, state_per_sequence=0, max_context=0,
+        available=-(-(weights + room) * 10 // 9) if room else 0, cache_dtype="bfloat16",
+    )  # fmt: skip
     config = dataclasses.replace(plan.config, max_position=longest)  # type: ignore[type-var]
-    platform = type(plan.platform)("cuda", "cuda", "", 1, 10**9, (), ("reference",), 1)
-    return dataclasses.replace(plan, memory=memory, config=config, platform=platform)
+    return dataclasses.replace(plan, memory=memory, config=config)
+
+
+SPEC = CacheSpec((LayerCache(latent_width=500, kda=(1, 500)),), 1, "bfloat16", 64, "bfloat16")
+STATELESS = CacheSpec((LayerCache(latent_width=500),), 1, "bfloat16", 64, "bfloat16")
 
 
 @pytest.mark.parametrize(
-    ("fits", "longest", "asked", "device", "expected"),
+    ("spec", "room", "longest", "options", "expected"),
     [
-        (50_000, 1_000_000, None, "cpu", 50_000),
-        (50_000, 20_000, None, "cpu", 20_000),
-        (50_000, 1_000_000, 70_000, "cpu", 70_000),
-        (50_000, 20_000, 70_000, "cpu", 20_000),
-        (0, 1_000_000, None, "cpu", LEAST_CONTEXT),
-        (0, 100, None, "cpu", 100),
-        (500_000, 1_000_000, None, "cuda", 400_000),
+        # 1000 bytes a token: 100 MB are 100,000 tokens of which one request may have 30,000
+        (STATELESS, 100_000_000, 30_000, {}, (30_000, 1563, 0)),
+        (STATELESS, 100_000_000, 30_000, {"max_num_seqs": 2}, (30_000, 938, 0)),
+        (STATELESS, 100_000_000, 30_000, {"memory_utilization": 0.45}, (30_000, 782, 0)),
+        (STATELESS, 100_000_000, 1_000_000, {}, (100_000, 1563, 0)),
+        (STATELESS, 100_000_000, 1_000_000, {"max_model_len": 120_000}, (120_000, 1875, 0)),
+        (STATELESS, 100_000_000, 30_000, {"max_model_len": 40_000}, (30_000, 1563, 0)),
+        (STATELESS, 100_000_000, 30_000, {"num_pages": 7}, (30_000, 7, 0)),
+        (STATELESS, 0, 1_000_000, {"max_num_seqs": 1}, (LEAST_CONTEXT, 64, 0)),
+        (STATELESS, 0, 100, {"max_num_seqs": 1}, (100, 2, 0)),
+        # 1 MB a state: 10 for requests, a quarter of the 90 MB that are left for snapshots, 68 MB for pages
+        (SPEC, 100_000_000, 1_000_000, {"max_num_seqs": 10}, (68_000, 1063, 22)),
+        (SPEC, 100_000_000, 1_000_000, {"max_num_seqs": 10, "enable_prefix_caching": False}, (90_000, 1407, 0)),
     ],
 )
-def test_the_context_is_what_fits(fits: int, longest: int, asked: int | None, device: str, expected: int) -> None:
-    plan = plan_with(fits=fits, longest=longest)
-    assert context_size(plan, EngineConfig(device=device, max_context=asked)) == expected
+def test_caches_are_what_fits(
+    spec: CacheSpec, room: int, longest: int, options: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    plan = plan_with(room=room, longest=longest)
+    assert cache_sizes(plan, EngineConfig(**options), spec) == expected
 
 
 def test_caches_that_do_not_fit_are_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +143,39 @@ def test_caches_that_do_not_fit_are_a_typed_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "Runner", refuse)
     with pytest.raises(CapacityError, match="no memory for the caches") as caught:
-        assemble(SHIPPED, dataclasses.replace(CONFIG, max_context=3000), silent)
-    assert caught.value.where == "a context of 3000 tokens"
+        assemble(SHIPPED, dataclasses.replace(CONFIG, num_pages=3000, enable_prefix_caching=False), silent)
+    assert caught.value.where == "3000 pages of 64 tokens and 16 states"
     assert "you tried to allocate a lot" in caught.value.found
-    assert "--max-context" in caught.value.hint
+    assert "--max-model-len" in caught.value.hint
+
+
+def test_turns_are_what_the_tokenizer_has() -> None:
+    tokenizer = Tokenizer.load(SHIPPED)
+    assert turn_tokens(tokenizer) == {tokenizer.token_id(word) for word in TURNS} - {None}
+    assert len(turn_tokens(tokenizer)) == 4
+    assert turn_tokens(None) == frozenset()
+
+
+def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
+    """config.json names one, generation_config.json another, the tokenizer a third."""
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 11
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [12, 13]}')
+    for value in ("<|user|>", {"content": "<|user|>"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": value}))
+        tokenizer = Tokenizer.load(folder)
+        assert end_tokens(make_plan(folder), tokenizer) == {11, 12, 13, tokenizer.token_id("<|user|>")}
+    for text in ("{", "[]", '{"eos_token": 5}', '{"eos_token": "no such token"}'):
+        (folder / "tokenizer_config.json").write_text(text)
+        assert end_tokens(make_plan(folder), Tokenizer.load(folder)) == {11, 12, 13}
+    assert end_tokens(make_plan(folder), None) == {11, 12, 13}
+
+
+def test_what_only_prompts_hold() -> None:
+    tokenizer = Tokenizer.load(SHIPPED)
+    words = {tokenizer.token_id(word) for word in ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")}
+    plan = make_plan(SHIPPED)
+    assert prompt_only_tokens(plan, tokenizer) == (words | {500, 501, 502, 503, 504, 505}) - end_tokens(plan, tokenizer)
+    assert prompt_only_tokens(plan, None) == {500, 501, 502, 503, 504, 505}

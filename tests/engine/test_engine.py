@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import DATA
-from hadron.batch import ForwardBatch
+from hadron.batch import ForwardBatch, Selections
 from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
@@ -54,10 +54,16 @@ class Arithmetic:
         self.steps: list[int] = []
         self.heads = 0
         self.fail_at = fail_at
+        self.poisoned: int | None = None  # a token whose logits are not finite
+        self.refused: int | None = None  # a token that a kernel refuses
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
         batch.check_stamps()
         self.steps.append(batch.tokens)
+        if self.refused in batch.token_ids.tolist():
+            for slot in batch.state_slots:  # half of a step
+                batch.states.kda[0][slot] += 100  # type: ignore[index]
+            raise NumericsError("a kernel", where="row", found="a NaN", accepted="none", hint="none")
         batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
         rows = batch.pages.latent_rows(0)
         out = []
@@ -69,7 +75,8 @@ class Arithmetic:
             assert state is not None
             assert int(state[batch.state_slots[i]]) == start
             state[batch.state_slots[i]] += count
-            out += [digest(prefix[: p + 1]) for p in range(start, start + count)]
+            digests = [digest(prefix[: p + 1]) for p in range(start, start + count)]
+            out += [-1 if self.poisoned in prefix else value for value in digests]
         batch.advance()
         return torch.tensor(out, dtype=torch.float64)[:, None]
 
@@ -77,6 +84,7 @@ class Arithmetic:
         self.heads += hidden.shape[0]
         logits = torch.zeros(hidden.shape[0], VOCABULARY)
         logits[torch.arange(hidden.shape[0]), hidden[:, 0].long() % VOCABULARY] = 5
+        logits[hidden[:, 0] < 0, 5] = float("nan")
         if self.fail_at is not None and self.heads >= self.fail_at:
             logits[-1, 3] = float("nan")
         return Logits.of(logits, Provider())
@@ -87,15 +95,15 @@ def engine(*, chunk_size: int = 4, max_context: int = 64, has_state: bool = True
     if not has_state:
         model.forward = stateless(model)
     layer = LayerCache(latent_width=1, kda=(1, 1) if has_state else ())
-    runner = Runner(
-        model, CacheSpec((layer,), pool=1, dtype="float32", page_size=4, latents="float32"), max_context=max_context
-    )
+    spec = CacheSpec((layer,), pool=1, dtype="float32", page_size=4, latents="float32")
+    caches = {key: options.pop(key) for key in ("max_num_seqs", "num_pages", "prefix_snapshots") if key in options}
+    runner = Runner(model, spec, max_model_len=max_context, **caches)
     settings = {"vocabulary": VOCABULARY, "max_position": 1000, "eos": frozenset({END}), "tokenizer": None} | options
-    return Engine(runner, chunk_size=chunk_size, **settings), model
+    return Engine(runner, max_num_batched_tokens=chunk_size, **settings), model
 
 
 def stateless(model: Arithmetic) -> Any:
-    def forward(batch: ForwardBatch) -> torch.Tensor:
+    def forward(batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
         model.steps.append(batch.tokens)
         batch.pages.write_latents(0, batch.slots, batch.token_ids.float()[:, None])
         rows = batch.pages.latent_rows(0)[:, 0]
@@ -156,6 +164,159 @@ def test_queued_requests_are_all_served_in_order() -> None:
     assert order == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
     for i, request in enumerate(requests):
         assert request.output_token_ids == continuation([i + 1, i], 3)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 5, 64])
+@pytest.mark.parametrize("pages", [None, 9])
+@pytest.mark.parametrize("snapshots", [0, 4])
+def test_many_requests_at_once_give_what_each_gives_alone(chunk_size: int, pages: int | None, snapshots: int) -> None:
+    """With few pages they push each other out; with snapshots they go on from where they were."""
+    options = {"max_num_seqs": 4, "prefix_snapshots": snapshots} | ({"num_pages": pages} if pages else {})
+    e, _ = engine(chunk_size=chunk_size, max_context=36, **options)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True).with_defaults({})
+    prompts = [[*PROMPT[: 3 + i], i] for i in range(8)]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.output_token_ids == continuation(prompt, 12)
+    assert (e.stats.preemptions > 0) is (pages == 9)
+    assert e.stats.generated_tokens == 8 * 12
+    assert [r.output().num_preemptions for r in requests] == [r.num_preemptions for r in requests]
+
+
+def test_a_request_that_fails_leaves_the_others_alone() -> None:
+    e, model = engine(max_num_seqs=3, chunk_size=64)
+    model.poisoned = 77
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    prompts = [PROMPT, [5, 77, 3], PROMPT[:4]]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    assert [r.finish_reason for r in requests] == ["length", "error", "length"]
+    assert isinstance(requests[1].error, NumericsError)
+    for i in (0, 2):
+        assert requests[i].output_token_ids == continuation(prompts[i], 6)
+
+
+def test_a_step_that_fails_is_taken_again_by_each_alone() -> None:
+    e, model = engine(max_num_seqs=3, chunk_size=64)
+    model.refused = 77
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    prompts = [PROMPT, [5, 77, 3], PROMPT[:4]]
+    requests = [e.add(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+    while e.has_requests:
+        e.step()
+    assert [r.finish_reason for r in requests] == ["length", "error", "length"]
+    assert requests[1].error is not None and requests[1].error.found == "a NaN"
+    for i in (0, 2):
+        assert requests[i].output_token_ids == continuation(prompts[i], 6)
+
+
+def test_an_unforeseen_error_ends_the_step_and_gives_everything_back() -> None:
+    e, model = engine(max_num_seqs=2, chunk_size=64)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    requests = [e.add(str(i), tuple(PROMPT), params) for i in range(2)]
+    forward, model.forward = model.forward, lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        e.step()
+    assert not e.has_requests and [r.finish_reason for r in requests] == ["abort"] * 2
+    model.forward = forward
+    assert run(e, PROMPT, max_tokens=9, ignore_eos=True).token_ids == continuation(PROMPT, 9)
+
+
+def test_an_aborted_request_is_gone_within_the_step() -> None:
+    e, _ = engine(max_num_seqs=2, chunk_size=4)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    first, second, third = (e.add(str(i), tuple(PROMPT), params) for i in range(3))
+    e.step()
+    assert e.abort("0") and e.abort("2") and not e.abort("2")
+    while e.has_requests:
+        assert "0" not in {event.request_id for event in e.step()}
+    assert [r.finish_reason for r in (first, second, third)] == ["abort", "length", "abort"]
+    assert second.output_token_ids == continuation(PROMPT, 6)
+
+
+def test_several_continuations_of_one_prompt() -> None:
+    e, model = engine(max_num_seqs=4, chunk_size=100, prefix_snapshots=4)
+    params = SamplingParams(temperature=3.0, seed=5, max_tokens=6, ignore_eos=True, n=3).with_defaults({})
+    first, *others = e.add_all("a", tuple(PROMPT), params)
+    while e.has_requests:
+        e.step()
+    output = first.output(*others)
+    assert [c.index for c in output.outputs] == [0, 1, 2] and output.finished
+    assert model.steps[:3] == [8, 3, 1 + 2 * 3], "the prompt is computed once, but for its open page"
+    alone = [
+        run(engine()[0], PROMPT, temperature=3.0, seed=5 + i, max_tokens=6, ignore_eos=True).token_ids for i in range(3)
+    ]
+    assert [c.token_ids for c in output.outputs] == alone
+    assert len({tuple(ids) for ids in alone}) == 3
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 100])
+def test_log_probabilities_of_the_prompt(chunk_size: int) -> None:
+    e, _ = engine(chunk_size=chunk_size, prefix_snapshots=3, max_num_seqs=2)
+    run(e, PROMPT, max_tokens=1)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, ignore_eos=True).with_defaults({})
+    request = e.add("a", tuple(PROMPT), params)
+    e.add("b", tuple(PROMPT), SamplingParams(temperature=0, max_tokens=2).with_defaults({}))
+    while e.has_requests:
+        e.step()
+    output = request.output()
+    assert output.num_cached_tokens == 0, "what is found has no logits"
+    assert e.stats.cached_tokens == 8, "the other one found it"
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(PROMPT)
+    log_sum = np.log(np.exp(5) + VOCABULARY - 1)
+    for i, row in enumerate(output.prompt_logprobs[1:], 1):
+        best = next_token(PROMPT[:i])
+        assert row is not None and set(row) == {best, PROMPT[i]}
+        assert row[best].logprob == pytest.approx(5 - log_sum)
+        assert row[PROMPT[i]].logprob == pytest.approx((5 if PROMPT[i] == best else 0) - log_sum)
+    assert output.outputs[0].token_ids == continuation(PROMPT, 2)
+
+
+def test_penalties_and_biases_reach_the_draw_and_not_the_log_probabilities() -> None:
+    e, _ = engine()
+    banned = next_token(PROMPT)
+    out = run(e, PROMPT, max_tokens=1, logit_bias={banned: -100, 7: 50.0}, logprobs=1)
+    assert out.token_ids == [7]
+    assert out.logprobs[0][banned].rank == 1
+
+
+def test_biases_outside_the_vocabulary_are_refused() -> None:
+    e, _ = engine()
+    with pytest.raises(RequestError, match="outside the vocabulary") as caught:
+        e.check_params(SamplingParams(logit_bias={3: 1.0, 481: 1.0}).with_defaults({}))
+    assert caught.value.where == "logit_bias[1]"
+
+
+def test_the_models_end_waits_for_the_least_number_of_tokens() -> None:
+    prompt = next([a, b] for a in range(400) for b in range(3) if next_token([a, b]) == END)
+    e, _ = engine()
+    out = run(e, prompt, max_tokens=9, min_tokens=3)
+    assert len(out.token_ids) >= 3 and out.token_ids[0] != END
+
+
+def test_answers_hold_nothing_that_only_prompts_hold() -> None:
+    e, _ = engine(prompt_only={next_token(PROMPT)})
+    params = SamplingParams(temperature=0, max_tokens=1).with_defaults({})
+    raw, answer = (e.add(str(i), tuple(PROMPT), params, answer=bool(i)) for i in range(2))
+    while e.has_requests:
+        e.step()
+    assert raw.output_token_ids == [next_token(PROMPT)] != answer.output_token_ids
+
+
+def test_imposed_choices_are_not_found_by_others() -> None:
+    e, model = engine(chunk_size=100, has_state=False)
+    e.logits(tuple(PROMPT), Selections())
+    model.steps.clear()
+    run(e, PROMPT, max_tokens=1)
+    assert model.steps == [len(PROMPT)]
+    e.logits(tuple(PROMPT))
+    model.steps.clear()
+    run(e, [*PROMPT[:8], 1], max_tokens=1)
+    assert model.steps == [1]
 
 
 def test_whole_pages_of_an_earlier_prompt_are_used_again() -> None:
@@ -237,7 +398,7 @@ def test_a_prompt_beyond_the_cache_is_refused_with_numbers() -> None:
         e.check_prompt(PROMPT, "prompt")
     assert caught.value.found == "11 tokens"
     assert caught.value.accepted == "at most 8 (the model itself could take 1000)"
-    assert "--max-context" in caught.value.hint
+    assert "--max-model-len" in caught.value.hint
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
@@ -256,10 +417,15 @@ def test_stop_ids_outside_the_vocabulary_are_refused() -> None:
 
 def test_after_a_failed_step_everything_is_given_back() -> None:
     e, model = engine(fail_at=3)
-    with pytest.raises(NumericsError, match="not finite") as caught:
-        run(e, PROMPT, max_tokens=9, ignore_eos=True)
-    assert caught.value.where == f"position {len(PROMPT) + 2}, token 3"
-    e.abort_all()
-    assert not e.has_requests
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True).with_defaults({})
+    request = e.add("r", tuple(PROMPT), params)
+    events = []
+    while e.has_requests:
+        events += e.step()
+    assert isinstance(request.error, NumericsError)
+    assert request.error.where == f"position {len(PROMPT) + 2}, token 3"
+    assert [event.token_id for event in events] == [*continuation(PROMPT, 2), None]
+    assert (events[-1].finish_reason, request.output().outputs[0].finish_reason) == ("error", "error")
+    assert e.stats.failures == 1
     model.fail_at = None
     assert run(e, PROMPT, max_tokens=9, ignore_eos=True).token_ids == continuation(PROMPT, 9)

@@ -101,6 +101,13 @@ def test_a_stop_string_cuts_the_text_but_not_the_ids() -> None:
     assert req.output_token_ids == ids[:8]
 
 
+def test_stop_strings_count_from_the_least_number_of_tokens_on() -> None:
+    ids = [TOKENIZER.encode(c)[0] for c in "ab ab ab"]
+    req = request(stop=["ab"], min_tokens=4, max_tokens=50)
+    assert feed(req, ids) == "ab "
+    assert (len(req.output_token_ids), req.stop_reason) == (5, "ab")
+
+
 def test_half_a_stop_string_is_text_when_the_length_ends_it() -> None:
     ids = [TOKENIZER.encode(c)[0] for c in "one STO"]
     req = request(stop=["STOP"], max_tokens=7)

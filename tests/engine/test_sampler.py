@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadron.engine import sampler
+from hadron.engine.logit_rules import LogitRules
+from hadron.engine.request import Request
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
 from hadron.layers.logits import Logits
@@ -91,6 +94,74 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
     assert len({drawn[0, p] for p in range(50)}) > 10
 
 
+def in_order(logits: np.ndarray, temperature: float, top_k: int) -> list[int]:
+    """What a seed means without `top_p`: by id, with a `top_k` that leaves some out what ties with its last at the end."""
+    row = logits.tolist()
+    ranked = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    kept = ranked[:top_k] if 0 < top_k < len(row) else ranked
+    edge = row[kept[-1]] if len(kept) < len(row) else None
+    kept = [i for i in kept if math.exp((row[i] - max(row)) / temperature) > 0]
+    return sorted(kept, key=lambda i: (row[i] == edge, i))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SPACED, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0, 1, 2, 5, 39, 40, 100]))
+def test_candidates_come_in_the_order_that_seeds_were_made_for(
+    logits: np.ndarray, temperature: float, top_k: int
+) -> None:
+    assert candidates(logits, filled(temperature=temperature, top_k=top_k))[0].tolist() == in_order(
+        logits, temperature, top_k
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ROWS, st.sampled_from([0, 0.5, 2.0]), st.sampled_from([0, 1, 5, 40]), st.sampled_from([1.0, 0.9]),
+    st.sampled_from([0.0, 0.1]), st.integers(0, 9),
+)  # fmt: skip
+def test_a_row_that_rules_leave_as_it_is_gives_the_same_token(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, position: int
+) -> None:
+    params = filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, logprobs=2, logit_bias={0: 0.0})
+    request = Request(
+        request_id="0", prompt_token_ids=(0,), seed=3, eos=frozenset(), capacity=100, params=params,
+    )  # fmt: skip
+    rules = LogitRules(request, (), ())
+    assert not rules.idle
+    plain = sampler.choose(held(logits), params, seed=3, position=position)
+    assert sampler.choose(held(logits), params, seed=3, position=position, rules=rules) == plain
+
+
+def test_log_probabilities_are_those_before_rules() -> None:
+    row = np.array([1, 2, 0.5, 3], np.float32)
+    params = filled(temperature=0, logprobs=1, logit_bias={0: 100.0})
+    request = Request(request_id="0", prompt_token_ids=(0,), seed=3, eos=frozenset(), capacity=100, params=params)
+    choice = sampler.choose(held(row), params, seed=0, position=1, rules=LogitRules(request, (), ()))
+    assert choice.token == 0 and choice.logprobs is not None
+    assert [(token, entry.rank) for token, entry in choice.logprobs.items()] == [(3, 1), (0, 3)]
+    total = math.log(math.fsum(map(math.exp, row.tolist())))
+    assert choice.logprobs[0].logprob == pytest.approx(1 - total, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 8), st.integers(0, 99))
+def test_log_probabilities_of_a_prompt_are_those_of_each_of_its_rows(expected: list[int], most: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(len(expected), 7)).astype(np.float32)
+    found = sampler.prompt_logprobs(Logits.of(torch.from_numpy(rows), Provider()), expected, most, position=1)
+    for row, token, entries in zip(rows, expected, found, strict=True):
+        assert entries == sampler.logprobs(held(row), held(row).best(most), token, most)
+
+
+def test_a_prompts_row_that_is_not_finite_is_named() -> None:
+    rows = torch.zeros(3, 4)
+    rows[2, 1] = float("nan")
+    found = sampler.prompt_logprobs(Logits.of(rows, Provider()), [0, 1, 2], 1, position=5)
+    assert len([next(found), next(found)]) == 2
+    with pytest.raises(NumericsError) as caught:
+        next(found)
+    assert caught.value.where == "position 7, token 1"
+
+
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
     logits = np.array([0, 3, 3, 1, 3], np.float32)
     assert token(logits, filled(temperature=0), seed=1, position=0) == 1
@@ -98,7 +169,7 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
 
 def test_top_k_takes_the_lowest_ids_of_equals() -> None:
     ids, _ = candidates(np.array([1, 2, 2, 3, 2], np.float32), filled(top_k=3))
-    assert sorted(ids.tolist()) == [1, 2, 3]
+    assert ids.tolist() == [3, 1, 2]
 
 
 def test_a_tiny_top_p_is_greedy() -> None:
@@ -148,7 +219,8 @@ def test_the_whole_row_is_taken_only_where_any_token_may_be_drawn(asked: dict[st
     row = np.random.default_rng(3).normal(size=50).astype(np.float32)
     best = Provider().function("lm_head", "best")
     out_of_reach: Any = None
-    kept = Logits(out_of_reach, lambda _, count: best(torch.from_numpy(row)[None], count), out_of_reach)
+    shape_only: Any = SimpleNamespace(shape=(1, len(row)))
+    kept = Logits(shape_only, lambda _, count: best(torch.from_numpy(row)[None], count), out_of_reach)
     for position in range(20):
         expected = sampler.choose(held(row), filled(**asked), seed=1, position=position)
         assert sampler.choose(kept, filled(**asked), seed=1, position=position) == expected

@@ -48,7 +48,7 @@ class Factories(TorchFunctionMode):
 def test_no_tensor_is_left_on_the_default_device(name: str, prefill: str, activations: str) -> None:
     with Factories() as made:
         llm = LLM(
-            DATA / name, kernels="reference", dtype="bfloat16", chunk_size=16, mla_prefill=prefill,
+            DATA / name, kernels="reference", dtype="bfloat16", max_num_batched_tokens=16, mla_prefill=prefill,
             activation_quantization=activations,
         )  # fmt: skip
         ids = list(range(1, 40))

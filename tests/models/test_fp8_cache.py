@@ -19,7 +19,7 @@ BOUND, BOUND_BF16 = 6e-2, 2e-2
 @pytest.mark.parametrize("name", ["glm52-fp8-block", "glm53f-modelopt-nvfp4"])
 def test_logits_are_near_those_of_other_caches(name: str, prefill: str) -> None:
     def load(kept: str) -> LLM:
-        options = {"kernels": "reference", "dtype": "float32", "max_context": 128}
+        options = {"kernels": "reference", "dtype": "float32", "max_model_len": 128}
         return LLM(DATA / name, kv_cache_dtype=kept, mla_prefill=prefill, **options)  # type: ignore[arg-type]
 
     models = {kept: load(kept) for kept in ("fp32", "bf16", FP8)}
@@ -37,9 +37,9 @@ def test_logits_are_near_those_of_other_caches(name: str, prefill: str) -> None:
 
 
 def test_br56_auto_keeps_bfloat16_where_the_file_brings_no_scales_and_says_so() -> None:
-    llm = LLM(DATA / "glm52-fp8-block", max_context=64, threads=1)
+    llm = LLM(DATA / "glm52-fp8-block", max_model_len=64, threads=1)
     assert llm.plan.memory.cache_dtype == "bfloat16"
-    smaller = LLM(DATA / "glm52-fp8-block", max_context=64, threads=1, kv_cache_dtype=FP8)
+    smaller = LLM(DATA / "glm52-fp8-block", max_model_len=64, threads=1, kv_cache_dtype=FP8)
     assert smaller.plan.memory.cache_dtype == FP8
     config = smaller.plan.config
     assert config is not None

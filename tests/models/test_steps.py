@@ -231,11 +231,13 @@ def test_br58_float32_tensors_stay_float32_in_a_bfloat16_model() -> None:
     assert distance(Run(build(oracle.config, DictWeights(harmed)), oracle.config).logits(ids), exact) > 1e-4
 
 
-def test_logits_that_are_not_finite_raise(tiny: tuple[Any, DictWeights]) -> None:
+def test_logits_that_are_not_finite_raise_where_they_are_handed_out(tiny: tuple[Any, DictWeights]) -> None:
+    """At the head they stay in their row: one request's fault, and nobody else hears of it."""
     config, weights = tiny
     run = Run(build(config, weights), config)
     hidden = torch.zeros(3, 32)
     hidden[1, 5] = float("inf")
+    assert (run.model.head(hidden).best(1).faults > 0).tolist() == [False, True, False]
     with pytest.raises(NumericsError) as error:
         run.model.logits(hidden)
     assert "rows [1] of 3" in str(error.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hadron.errors import CapacityError
 
@@ -20,12 +20,20 @@ def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
-class BlockPool:
-    """Blocks 0 .. count-1 of `page_size` tokens."""
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], page_size: int) -> list[bytes]:
+    """Append the hashes of the whole pages of `token_ids` that `hashes` does not have yet; returns it."""
+    for start in range(len(hashes) * page_size, len(token_ids) - page_size + 1, page_size):
+        hashes.append(page_hash(hashes[-1] if hashes else b"", token_ids[start : start + page_size]))
+    return hashes
 
-    def __init__(self, count: int, page_size: int) -> None:
+
+class BlockPool:
+    """Blocks 0 .. count-1 of `page_size` tokens. on_forget: called with a hash that is no longer found."""
+
+    def __init__(self, count: int, page_size: int, on_forget: Callable[[bytes], None] | None = None) -> None:
         self.count = count
         self.page_size = page_size
+        self.on_forget = on_forget
         self._references = [0] * count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self._hash_of: dict[int, bytes] = {}
@@ -90,6 +98,8 @@ class BlockPool:
         known = self._hash_of.pop(self._checked(block), None)
         if known is not None:
             del self._block_of[known]
+            if self.on_forget is not None:
+                self.on_forget(known)
 
     def find(self, content: bytes) -> int | None:
         """The block of that hash, in use or freed but not yet reused; the caller must `share` it."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hadron.cache.blocks import BlockPool, page_hash
+from hadron.cache.blocks import BlockPool, extend_hashes, page_hash
+from hadron.cache.prefix import PrefixState, PrefixStates
 from hadron.cache.spec import CacheSpec
 from hadron.errors import CapacityError
 
@@ -40,9 +41,34 @@ class PageStore(Protocol):
         """Copy a page in all layers."""
 
 
+class PrefixStore(Protocol):
+    """Pages and states outside memory, by hash (`engine.prefix_store.DiskPrefixes`)."""
+
+    def has_page(self, content: bytes) -> bool:
+        """Whether it claims to have that page."""
+
+    def has_state(self, content: bytes) -> bool:
+        """Whether it claims to have the state at the end of that page."""
+
+    def save_page(self, content: bytes, block: int) -> None:
+        """Keep a page, unless it has it."""
+
+    def save_state(self, content: bytes, slot: int, tokens: int) -> None:
+        """Keep a state, unless it has it."""
+
+    def load_page(self, content: bytes, block: int) -> bool:
+        """Fill `block`; False, and it no longer claims to have it, where that failed."""
+
+    def load_state(self, content: bytes, slot: int, tokens: int) -> bool:
+        """Fill and stamp `slot`; False, and it no longer claims to have it, where that failed."""
+
+
 @dataclass(slots=True, eq=False)
 class SequenceCache:
-    """What one request holds. tokens: how many are committed; pages may reach further (`grow`)."""
+    """What one request holds. tokens: how many are committed; pages may reach further (`grow`).
+
+    findable: whether later requests may find its pages and snapshots by their hashes.
+    """
 
     block_table: list[int]
     state_slot: int
@@ -50,6 +76,15 @@ class SequenceCache:
     hashes: list[bytes] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)  # committed ids of the page that is not full yet
     alive: bool = True
+    findable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The beginning of a text that is in the cache: whole pages, and the state at their end where one is needed."""
+
+    blocks: tuple[int, ...] = ()
+    hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -65,48 +100,178 @@ class Snapshot:
 
 
 class CacheManager:
-    """Hands out pages and state slots; a snapshot takes a slot of its own."""
+    """Hands out pages and state slots; a snapshot takes a slot of its own.
 
-    def __init__(self, spec: CacheSpec, blocks: BlockPool, pages: PageStore, states: StateStore) -> None:
+    prefix_snapshots: how many slots may hold states for later requests of the same beginning. store: where
+    prefixes are kept beyond the life of the process.
+    """
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        blocks: BlockPool,
+        pages: PageStore,
+        states: StateStore,
+        *,
+        prefix_snapshots: int = 0,
+        store: PrefixStore | None = None,
+    ) -> None:
         assert spec.page_size == blocks.page_size
         self.spec = spec
         self.blocks = blocks
         self._pages = pages
         self._states = states
+        self.store = store
         self._free_slots = list(reversed(range(states.slots)))
+        self.prefixes = PrefixStates(prefix_snapshots, self._free_slots.append)
+        blocks.on_forget = self.prefixes.drop
 
     @property
     def free_slots(self) -> int:
         """State slots that can be taken now."""
         return len(self._free_slots)
 
-    def admit(self, token_ids: Sequence[int] = ()) -> SequenceCache:
+    def match(self, hashes: Sequence[bytes], tokens: int) -> PrefixMatch:
+        """What is cached of a text of `tokens` tokens whose whole pages have these hashes; takes nothing.
+
+        Never all of its tokens: one must run, or there would be no logits. Where sequences keep state, as
+        far as the deepest snapshot.
+        """
+        blocks: list[int] = []
+        depth = 0
+        for content in hashes[: max(0, tokens - 1) // self.spec.page_size]:
+            block = self.blocks.find(content)
+            if block is None:
+                break
+            blocks.append(block)
+            if not self.spec.has_state or content in self.prefixes:
+                depth = len(blocks)
+        return PrefixMatch(tuple(blocks[:depth]), tuple(hashes[:depth]))
+
+    def claimed(self, match: PrefixMatch, tokens: int) -> int:
+        """How many of the free blocks a sequence of `tokens` tokens that begins with `match` takes."""
+        unheld = sum(self.blocks.references(block) == 0 for block in match.blocks)
+        return -(-tokens // self.spec.page_size) - len(match.blocks) + unheld
+
+    def admit(
+        self, token_ids: Sequence[int] = (), *, match: PrefixMatch | None = None, findable: bool = True
+    ) -> SequenceCache:
         """A new sequence; `CapacityError` when no state slot is left.
 
-        Whole pages of `token_ids` that are still cached are taken over (`.tokens` says how many), but
-        never all of them, and none where a sequence keeps state that pages cannot hold.
+        It begins with `match`, by default what is cached of `token_ids` (`.tokens` says how much).
         """
+        if match is None:
+            match = self.match(extend_hashes([], token_ids, self.spec.page_size), len(token_ids))
         slot = self._take_slot()
-        sequence = SequenceCache([], slot, 0)
-        size = self.spec.page_size
-        if not self.spec.has_state:
-            parent = b""
-            for start in range(0, len(token_ids) - size, size):
-                parent = page_hash(parent, token_ids[start : start + size])
-                block = self.blocks.find(parent)
-                if block is None:
-                    break
-                self.blocks.share([block])
-                sequence.block_table.append(block)
-                sequence.hashes.append(parent)
-            sequence.tokens = len(sequence.block_table) * size
-        self._states.reset(slot, sequence.tokens)
+        tokens = len(match.blocks) * self.spec.page_size
+        sequence = SequenceCache(list(match.blocks), slot, tokens, list(match.hashes), findable=findable)
+        self.blocks.share(match.blocks)
+        if not match.blocks or not self.spec.has_state:
+            self._states.reset(slot, tokens)
+            return sequence
+        state = self.prefixes.use(match.hashes[-1])
+        assert state is not None and state.tokens == tokens, "a snapshot and its pages disagree"
+        self._states.copy(state.slot, slot)
+        self._agree(slot, tokens)
         return sequence
+
+    def recall(self, hashes: Sequence[bytes], tokens: int) -> None:
+        """Bring into memory what the store has of a text beyond what is there; `match` then finds it.
+
+        Pages become findable when all of them are in place, and only what is free is used.
+        """
+        if self.store is None:
+            return
+        # The store forgets what it could not read, so this ends.
+        while (depth := self._stored_depth(hashes, tokens)) and not self._load(self.store, hashes[:depth]):
+            pass
+
+    def _load(self, store: PrefixStore, hashes: Sequence[bytes]) -> bool:
+        """Pages and state of a prefix; False where something could not be read."""
+        found = {content: block for content in hashes if (block := self.blocks.find(content)) is not None}
+        self.blocks.share(found.values())
+        missing = [content for content in hashes if content not in found]
+        loaded: dict[bytes, int] = {}
+        readable, room = True, len(missing) <= self.blocks.free_blocks
+        for content in missing if room else ():
+            (loaded[content],) = self.blocks.allocate(1)
+            readable = store.load_page(content, loaded[content]) and readable
+        if room and readable:
+            for content, block in loaded.items():
+                self.blocks.register(block, content)
+            readable = self._load_state(store, hashes[-1], len(hashes) * self.spec.page_size)
+        held = found | loaded
+        self.blocks.free([held[content] for content in hashes if content in held])
+        return readable
+
+    def _stored_depth(self, hashes: Sequence[bytes], tokens: int) -> int:
+        """How many whole pages the store can add up to; 0 where it adds nothing to what is in memory."""
+        assert self.store is not None
+        if self.spec.has_state and not self.prefixes.limit:
+            return 0
+        depth = 0
+        limit = max(0, tokens - 1) // self.spec.page_size
+        for count, content in enumerate(hashes[:limit], 1):
+            if self.blocks.find(content) is None and not self.store.has_page(content):
+                break
+            if not self.spec.has_state or content in self.prefixes or self.store.has_state(content):
+                depth = count
+        return depth if depth > len(self.match(hashes, tokens).blocks) else 0
+
+    def _load_state(self, store: PrefixStore, content: bytes, tokens: int) -> bool:
+        if not self.spec.has_state or content in self.prefixes:
+            return True
+        self.prefixes.make_room()
+        slot = self._take_slot()
+        if not store.load_state(content, slot, tokens):
+            self._free_slots.append(slot)
+            return False
+        self._agree(slot, tokens)
+        self.prefixes.add(content, PrefixState(slot, tokens, passing=False))
+        return True
+
+    def persist(self, sequence: SequenceCache) -> None:
+        """Give the store what a later process can use of this sequence: whole pages, and the states among them."""
+        if self.store is None or not sequence.findable:
+            return
+        depth = len(sequence.hashes)
+        if self.spec.has_state:
+            kept = [i for i, content in enumerate(sequence.hashes, 1) if content in self.prefixes]
+            depth = max(kept, default=0)
+            for count in kept:
+                content = sequence.hashes[count - 1]
+                self.store.save_state(content, self.prefixes.slot(content), count * self.spec.page_size)
+        for content, block in zip(sequence.hashes[:depth], sequence.block_table, strict=False):
+            self.store.save_page(content, block)
+
+    def keep(self, sequence: SequenceCache, *, passing: bool = False) -> bytes | None:
+        """Keep the state at the end of the sequence's last whole page for later requests; returns its hash.
+
+        None, and nothing is kept, where no tokens or a part of a page is open, or there is no room at all.
+        """
+        assert sequence.alive
+        size = self.spec.page_size
+        if not self.spec.has_state or not sequence.tokens or sequence.tokens % size or not sequence.findable:
+            return None
+        content = sequence.hashes[-1]
+        if not self.prefixes.limit or self.blocks.find(content) is None:
+            return None
+        if not self.prefixes.touch(content, passing=passing):
+            self._agree(sequence.state_slot, sequence.tokens)
+            self.prefixes.make_room()
+            slot = self._take_slot()
+            self._states.copy(sequence.state_slot, slot)
+            self.prefixes.add(content, PrefixState(slot, sequence.tokens, passing))
+        return content
+
+    def can_grow(self, sequence: SequenceCache, tokens: int) -> bool:
+        """Whether there are blocks for `tokens` more than are committed."""
+        return self._lacking(sequence, tokens) <= self.blocks.free_blocks
 
     def grow(self, sequence: SequenceCache, tokens: int) -> None:
         """Make room for `tokens` more than are committed, or `CapacityError` and no change."""
         assert sequence.alive and tokens >= 0
-        needed = -(-(sequence.tokens + tokens) // self.spec.page_size) - len(sequence.block_table)
+        needed = self._lacking(sequence, tokens)
         if needed > 0:
             sequence.block_table += self.blocks.allocate(needed)
 
@@ -121,7 +286,8 @@ class CacheManager:
         size = self.spec.page_size
         while len(sequence.pending) >= size:
             content = page_hash(sequence.hashes[-1] if sequence.hashes else b"", sequence.pending[:size])
-            self.blocks.register(sequence.block_table[len(sequence.hashes)], content)
+            if sequence.findable:
+                self.blocks.register(sequence.block_table[len(sequence.hashes)], content)
             sequence.hashes.append(content)
             del sequence.pending[:size]
 
@@ -164,7 +330,9 @@ class CacheManager:
         self.blocks.share(sequence.block_table[:full])
         self._states.copy(sequence.state_slot, slot)
         table = sequence.block_table[:full] + tail
-        return SequenceCache(table, slot, sequence.tokens, list(sequence.hashes), list(sequence.pending))
+        return SequenceCache(
+            table, slot, sequence.tokens, list(sequence.hashes), list(sequence.pending), findable=sequence.findable
+        )
 
     def release(self, sequence: SequenceCache) -> None:
         """Give back everything the sequence holds; its snapshots are discarded apart."""
@@ -174,11 +342,21 @@ class CacheManager:
         sequence.block_table = []
         self._free_slots.append(sequence.state_slot)
 
+    def forget(self, sequence: SequenceCache) -> None:
+        """Let nobody find what only this sequence holds: its content is not to be trusted."""
+        sequence.findable = False
+        for block in sequence.block_table:
+            if self.blocks.references(block) == 1:
+                self.blocks.forget(block)
+
     def discard(self, snapshot: Snapshot) -> None:
         """Give back a snapshot's slot."""
         assert snapshot.alive
         snapshot.alive = False
         self._free_slots.append(snapshot.state_slot)
+
+    def _lacking(self, sequence: SequenceCache, tokens: int) -> int:
+        return -(-(sequence.tokens + tokens) // self.spec.page_size) - len(sequence.block_table)
 
     def _reopen(self, sequence: SequenceCache, page: int) -> None:
         """A page that is full now was open then and will be overwritten: nobody else may have it."""

@@ -26,6 +26,18 @@ def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: 
     return slots
 
 
+def load_rows(targets: Sequence[torch.Tensor], data: bytes) -> None:
+    """Copy bytes into tensors, one after another; `ValueError`, and nothing is written, for another length."""
+    sizes = [target.nbytes for target in targets]
+    if sum(sizes) != len(data):
+        raise ValueError(f"{len(data)} bytes for {sum(sizes)}")
+    start = 0
+    for target, size in zip(targets, sizes, strict=True):
+        part = torch.frombuffer(bytearray(data[start : start + size]), dtype=target.dtype)
+        target.copy_(part.view(target.shape))
+        start += size
+
+
 class Pages:
     """`blocks` pages for each layer of `spec`, on `device`.
 
@@ -73,9 +85,20 @@ class Pages:
         """Copy a page in all layers."""
         if not (0 <= source < self.blocks and 0 <= target < self.blocks):
             raise IndexError(f"page {source} to {target} of {self.blocks}")
-        for tensor in (*self.latents, *self.index_keys):
-            if tensor is not None:
-                tensor[target] = tensor[source]
+        for tensor in self._tensors():
+            tensor[target] = tensor[source]
+
+    def dump(self, block: int) -> bytes:
+        """What a page holds in all layers, as bytes in this machine's order."""
+        parts = [tensor[block].contiguous().view(torch.uint8) for tensor in self._tensors()]
+        return b"".join(part.cpu().numpy().tobytes() for part in parts)
+
+    def load(self, block: int, data: bytes) -> None:
+        """Fill a page with what `dump` of an equal layout gave; `ValueError` for another length."""
+        load_rows([tensor[block] for tensor in self._tensors()], data)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor for tensor in (*self.latents, *self.index_keys) if tensor is not None]
 
     @staticmethod
     def _flat(tensor: torch.Tensor | None, layer: int) -> torch.Tensor:

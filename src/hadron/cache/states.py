@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hadron.cache.pages import load_rows
 from hadron.cache.spec import CacheSpec
 
 
@@ -63,6 +64,16 @@ class States:
         for tensor in self._tensors():
             tensor[target] = tensor[source]
         self._stamps[target] = self._stamps[source]
+
+    def dump(self, slot: int) -> bytes:
+        """The state in `slot` in all layers, as bytes in this machine's order; the stamp is not among them."""
+        parts = [tensor[self._checked(slot)].contiguous().view(torch.uint8) for tensor in self._tensors()]
+        return b"".join(part.cpu().numpy().tobytes() for part in parts)
+
+    def load(self, slot: int, data: bytes, tokens: int) -> None:
+        """Fill `slot` with what `dump` of an equal layout gave, and stamp it; `ValueError` for another length."""
+        load_rows([tensor[self._checked(slot)] for tensor in self._tensors()], data)
+        self._stamps[slot] = tokens
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor for tensor in (*self.kda, *self.conv, *self.tails) if tensor is not None]

@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hadron.cli import console
-from hadron.cli.options import GroupedCommand, engine_options, option, sampling_options, token_ids
+from hadron.cli.options import (
+    GroupedCommand,
+    engine_options,
+    logit_bias,
+    option,
+    sampling_options,
+    structured_outputs,
+    token_ids,
+)
 from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
     from hadron.engine.engine import TokenEvent
-    from hadron.engine.request import CompletionOutput, RequestOutput
+    from hadron.engine.request import Logprob, RequestOutput
     from hadron.llm import LLM, Prompt
     from hadron.sampling_params import SamplingParams
+
+    Row = dict[int, Logprob]
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "glm53f-tiny-random-mxfp4"
 SHIPPED_NOTE = "note: this is the small model that ships with Hadron; its weights are random, so its text is noise"
@@ -87,6 +98,8 @@ def _generate(
     text = _prompt(source, prompt, prompt_ids)
     from hadron.sampling_params import NAMES, SamplingParams
 
+    settings["logit_bias"] = logit_bias(settings["logit_bias"])
+    settings["structured_outputs"] = structured_outputs(settings["structured_outputs"])
     settings["stop_token_ids"] = token_ids(stop_token_ids, "--stop-token-ids") or ()
     params = SamplingParams(**{name: settings.pop(name) for name in NAMES})
     if model is None:
@@ -94,7 +107,7 @@ def _generate(
     llm = _load(model or str(SHIPPED), settings)
     if as_json:
         (output,) = llm.generate(text, params)
-        click.echo(json.dumps({"outputs": [output_value(output)]}, ensure_ascii=False))
+        click.echo(json.dumps({"outputs": output_values(output)}, ensure_ascii=False))
     else:
         _stream(llm, text, params)
     return 0
@@ -169,17 +182,27 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     out = _Out()
 
     def on_token(_: int, event: TokenEvent) -> None:
-        out.write(event.text if llm.has_tokenizer else f"{event.token_id} ")
+        if params.n == 1:  # several come at once, and are written one after another when they are done
+            out.write(_piece(llm, event.token_id, event.text))
 
     try:
         (output,) = llm.generate(prompt, params, on_token=on_token)
     except BaseException:  # a failed step, or an interrupt: what is said next begins its own line
         out.end_line()
         raise
-    out.write("\n")
-    if output.outputs[0].logprobs is not None:
-        for line in _logprob_lines(output.outputs[0]):
+    for completion in output.outputs:
+        if params.n > 1:
+            out.write(f"[{completion.index}] ")
+            out.write("".join(f"{i} " for i in completion.token_ids) if completion.text is None else completion.text)
+        out.write("\n")
+        for line in _logprob_lines(completion.token_ids, completion.logprobs):
             out.write(line + "\n")
+    for line in _logprob_lines(output.prompt_token_ids, output.prompt_logprobs):
+        out.write(line + "\n")
+
+
+def _piece(llm: LLM, token: int | None, text: str) -> str:
+    return text if llm.has_tokenizer else f"{token} "
 
 
 class _Out:
@@ -208,9 +231,11 @@ def _visible(text: str) -> str:
     return "\n".join("\t".join(map(console.printable, line.split("\t"))) for line in text.split("\n"))
 
 
-def _logprob_lines(output: CompletionOutput) -> list[str]:
+def _logprob_lines(ids: list[int], rows: Sequence[Row | None] | None) -> list[str]:
     lines = []
-    for token, row in zip(output.token_ids, output.logprobs or [], strict=True):
+    for token, row in zip(ids, rows, strict=True) if rows is not None else ():
+        if row is None:
+            continue
         entries = [(token, row[token]), *((other, entry) for other, entry in row.items() if other != token)]
         cells = [
             f"{i} {json.dumps(e.decoded_token, ensure_ascii=False) + ' ' if e.decoded_token is not None else ''}"
@@ -221,26 +246,35 @@ def _logprob_lines(output: CompletionOutput) -> list[str]:
     return lines
 
 
-def output_value(output: RequestOutput) -> dict[str, Any]:
-    """A request's output as JSON has it: `prompt_token_ids, token_ids, text, finish_reason, logprobs`."""
-    (completion,) = output.outputs
-    rows = None
-    if completion.logprobs is not None:
-        rows = [
-            {
-                "token_id": token,
-                "logprob": row[token].logprob,
-                "rank": row[token].rank,
-                "text": row[token].decoded_token,
-                "top": [{"token_id": i, "logprob": e.logprob, "rank": e.rank, "text": e.decoded_token}
-                        for i, e in row.items()],
-            }
-            for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
-        ]  # fmt: skip
-    return {
-        "prompt_token_ids": output.prompt_token_ids,
-        "token_ids": completion.token_ids,
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "logprobs": rows,
-    }
+def output_values(output: RequestOutput) -> list[dict[str, Any]]:
+    """A prompt's continuations as JSON has them: `prompt_token_ids, token_ids, text, finish_reason, logprobs`,
+    and `prompt_logprobs` where they were asked for."""
+    prompt: dict[str, Any] = {"prompt_token_ids": output.prompt_token_ids}
+    if output.prompt_logprobs is not None:
+        prompt["prompt_logprobs"] = _rows_value(output.prompt_token_ids, output.prompt_logprobs)
+    return [
+        prompt
+        | {
+            "token_ids": completion.token_ids,
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "logprobs": _rows_value(completion.token_ids, completion.logprobs),
+        }
+        for completion in output.outputs
+    ]
+
+
+def _rows_value(ids: list[int], rows: Sequence[Row | None] | None) -> list[dict[str, Any] | None] | None:
+    if rows is None:
+        return None
+    return [
+        None if row is None else {
+            "token_id": token,
+            "logprob": row[token].logprob,
+            "rank": row[token].rank,
+            "text": row[token].decoded_token,
+            "top": [{"token_id": i, "logprob": e.logprob, "rank": e.rank, "text": e.decoded_token}
+                    for i, e in row.items()],
+        }
+        for token, row in zip(ids, rows, strict=True)
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ Every field of `EngineConfig` and of `SamplingParams` has a flag of the same nam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -67,10 +68,53 @@ def token_ids(text: str | None, flag: str) -> list[int] | None:
         ) from None
 
 
+def structured_outputs(text: str | None) -> dict[str, Any] | None:
+    """A JSON object; `UsageError` for anything else."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        value = error
+    if isinstance(value, dict):
+        return value
+    raise UsageError(
+        "what the text must be cannot be read",
+        where="--structured-outputs",
+        found=f"{text[:80]!r}" + (f": {value}" if isinstance(value, Exception) else ""),
+        accepted='a JSON object, such as {"choice": ["yes", "no"]}',
+        hint="quote it for the shell",
+    )
+
+
+def logit_bias(text: str | None) -> dict[int, float] | None:
+    """Biases written `5=-1.5,9=2`; `UsageError` for anything else."""
+    if text is None:
+        return None
+    try:
+        pairs = [word.split("=") for word in text.split(",")]
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError:
+        raise UsageError(
+            "biases of logits cannot be read",
+            where="--logit-bias",
+            found=repr(text)[:80],
+            accepted="ids and numbers, such as 5=-1.5,9=2",
+            hint="separate them with commas",
+        ) from None
+
+
 def _choice(name: str, words: tuple[str, ...], text: str) -> Callable[[F], F]:
     return option(
         f"--{name.replace('_', '-')}", name, type=click.Choice(words), default=getattr(_DEFAULTS, name),
         show_default=True, group="How to run it", help=text,
+    )  # fmt: skip
+
+
+def _number(name: str, kind: type[int] | type[float], text: str) -> Callable[[F], F]:
+    return option(
+        f"--{name.replace('_', '-')}", name, type=kind, default=getattr(_DEFAULTS, name), show_default=True,
+        group="How to run it", help=text,
     )  # fmt: skip
 
 
@@ -97,10 +141,20 @@ def engine_options(function: F) -> F:
                 "declared: emulate what the checkpoint declares for activations.",
             ),
             _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
-            option("--max-context", type=int, group=group,
-                   help="Tokens that the caches hold.  [default: what fits, at most the model's]"),
-            option("--chunk-size", type=int, default=_DEFAULTS.chunk_size, show_default=True, group=group,
-                   help="Most tokens of a prompt in one step."),
+            option("--max-model-len", type=int, group=group,
+                   help="Most tokens of one request.  [default: what fits, at most the model's]"),
+            _number("max_num_batched_tokens", int, "Most tokens of one step, of all requests."),
+            _number("max_num_seqs", int, "Most requests that run at a time."),
+            option("--num-pages", type=int, group=group,
+                   help="Pages of 64 tokens in the cache.  [default: what --memory-utilization leaves]"),
+            _number("memory_utilization", float, "Fraction of the memory for weights and caches."),
+            option("--enable-prefix-caching/--no-enable-prefix-caching", default=_DEFAULTS.enable_prefix_caching,
+                   show_default=True, group=group, help="Take the beginnings of prompts from the cache."),
+            option("--prefix-cache-dir", metavar="DIR", group=group,
+                   help="Keep the beginnings of prompts in this folder, for later runs."),
+            _number("prefix_cache_bytes", int, "Most bytes in that folder for one model and set of options."),
+            option("--debug-nonfinite", is_flag=True, group=group,
+                   help="Name the layer that first computes NaN or infinity."),
             option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
             option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
             option("--numa", default=_DEFAULTS.numa, show_default=True, group=group, metavar=NUMA, help=NUMA_HELP),
@@ -125,6 +179,16 @@ def sampling_options(function: F) -> F:
                    help="Choose from this many tokens; 0: all." + own.format("0")),
             option("--min-p", type=float, default=0.0, show_default=True, group=group,
                    help="Only tokens at least this fraction as likely as the likeliest."),
+            option("--repetition-penalty", type=float, group=group,
+                   help="Make tokens of prompt and text less likely, above 1." + own.format("1")),
+            option("--frequency-penalty", type=float, default=0.0, show_default=True, group=group,
+                   help="Taken from a token's logit for each time it is in the text."),
+            option("--presence-penalty", type=float, default=0.0, show_default=True, group=group,
+                   help="Taken from the logit of each token that is in the text."),
+            option("--logit-bias", metavar="ID=X,...", group=group, help="Added to the logits of these ids."),
+            option("--n", type=int, default=1, show_default=True, group=group, help="How many continuations."),
+            option("--min-tokens", type=int, default=0, show_default=True, group=group,
+                   help="Neither end nor stop before so many tokens."),
             option("--seed", type=int, group=group, help="Repeat the same choices.  [default: a fresh one]"),
             option("--stop", multiple=True, metavar="TEXT", group=group,
                    help="End before this text; may be given several times."),
@@ -132,6 +196,11 @@ def sampling_options(function: F) -> F:
             option("--ignore-eos", is_flag=True, group=group, help="Go on past the model's end tokens."),
             option("--logprobs", type=int, metavar="N", group=group,
                    help="Give each token's log-probability and the N likeliest."),
+            option("--prompt-logprobs", type=int, metavar="N", group=group,
+                   help="The same for the tokens of the prompt."),
+            option("--structured-outputs", metavar="JSON", group=group,
+                   help="What the text must be: an object with one of json (a schema), regex, choice, grammar, "
+                   "json_object."),
             option("--skip-special-tokens/--no-skip-special-tokens", default=True, show_default=True, group=group,
                    help="Leave markup such as <|user|> out of the text."),
         ],

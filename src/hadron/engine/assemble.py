@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hadron.cache.spec import cache_spec
+from hadron.cache.manager import PrefixStore
+from hadron.cache.pages import Pages
+from hadron.cache.spec import CacheSpec, cache_spec
+from hadron.cache.states import States
 from hadron.checkpoint.hub import Hub
 from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import Engine
+from hadron.engine.fingerprint import fingerprint
+from hadron.engine.prefix_store import DiskPrefixes
 from hadron.engine.runner import Runner
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
+from hadron.preflight.memory import cache_room
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import listed_end_tokens
 from hadron.tokenizer import tokenizer as tokenizers
@@ -24,8 +31,18 @@ if TYPE_CHECKING:
 
 #: Tokens of context that are always offered, also where the weights alone exceed the memory.
 LEAST_CONTEXT = 4096
-#: Fraction of a GPU's memory left for what a step computes.
-WORKSPACE = 0.1
+#: Of the memory for caches, the part in which states are kept for later requests, where a model has states.
+SNAPSHOT_SHARE = 0.25
+#: More snapshots than this are never kept.
+MOST_SNAPSHOTS = 512
+#: Markup that opens a turn of a conversation.
+TURNS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+
+#: Kinds of `<kind>_token_id` in config.json, and markup that opens a text: what only prompts hold.
+PLACEHOLDERS = (
+    "image", "image_start", "image_end", "video", "video_start", "video_end",
+)  # fmt: skip
+OPENINGS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
 
 #: What is being done, how far (bytes or steps), of how much.
 Report = Callable[[str, int, int], None]
@@ -56,9 +73,12 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
         _runner(language_model, plan, config),
         vocabulary=plan.config.vocabulary,
         max_position=plan.config.max_position,
-        eos=end_tokens(plan),
+        eos=end_tokens(plan, tokenizer),
         tokenizer=tokenizer,
-        chunk_size=config.chunk_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_caching=config.enable_prefix_caching,
+        turn_tokens=turn_tokens(tokenizer),
+        prompt_only=prompt_only_tokens(plan, tokenizer),
     )
     return Assembled(plan, engine, tokenizer)
 
@@ -79,33 +99,85 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
     return plan
 
 
-def end_tokens(plan: LoadPlan) -> frozenset[int]:
-    """Ids that end a text: those of `config.json` and of `generation_config.json`."""
+def end_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids that end a text: all those of `config.json`, `generation_config.json` and the tokenizer."""
     assert plan.config is not None
     listed, _ = listed_end_tokens(plan.facts.generation_config)
-    return frozenset(plan.config.eos) | frozenset(listed)
+    own = None if tokenizer is None else tokenizer.end_id
+    return frozenset({*plan.config.eos, *listed, *(() if own is None else (own,))})
 
 
-def context_size(plan: LoadPlan, config: EngineConfig) -> int:
-    """Tokens that the caches hold: what was asked for, else what the plan says fits; at most the model's."""
+def prompt_only_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids that structure a prompt and have no place in an answer, such as placeholders of pictures."""
     assert plan.config is not None
-    fits = plan.memory.max_context
-    if config.device != "cpu":
-        fits -= int(WORKSPACE * plan.platform.memory) // max(1, plan.memory.cache_per_token)
-    return min(config.max_context or max(fits, LEAST_CONTEXT), plan.config.max_position)
+    ids = {plan.facts.config.get(f"{kind}_token_id") for kind in PLACEHOLDERS}
+    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in OPENINGS}
+    vocabulary = range(plan.config.vocabulary)
+    return frozenset(i for i in ids if isinstance(i, int) and i in vocabulary) - end_tokens(plan, tokenizer)
+
+
+def turn_tokens(tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ids of the markup that opens a turn, as far as the tokenizer knows it."""
+    if tokenizer is None:
+        return frozenset()
+    return frozenset(token for word in TURNS if (token := tokenizer.token_id(word)) is not None)
+
+
+class CacheSizes(NamedTuple):
+    """num_pages: of the spec's page size. prefix_snapshots: states kept for later requests."""
+
+    max_model_len: int
+    num_pages: int
+    prefix_snapshots: int
+
+
+def cache_sizes(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> CacheSizes:
+    """What was asked for, else what `memory_utilization` leaves beside the weights; at most what can be used."""
+    assert plan.config is not None
+    room = cache_room(plan.memory.weights, plan.memory.converted, plan.memory.available, config.memory_utilization)
+    room = max(0, room - config.max_num_seqs * spec.bytes_per_sequence)
+    snapshots = 0
+    if config.enable_prefix_caching and spec.has_state:
+        snapshots = min(MOST_SNAPSHOTS, int(SNAPSHOT_SHARE * room) // max(1, spec.bytes_per_sequence))
+        room -= snapshots * spec.bytes_per_sequence
+    fits = max(LEAST_CONTEXT, room // max(1, spec.bytes_per_token))
+    longest = min(config.max_model_len or fits, plan.config.max_position)
+    if config.num_pages is not None:
+        return CacheSizes(longest, config.num_pages, snapshots)
+    tokens = min(max(fits, longest), config.max_num_seqs * longest)
+    return CacheSizes(longest, -(-tokens // spec.page_size), snapshots)
+
+
+def _store(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> Callable[[Pages, States], PrefixStore] | None:
+    """What opens the folder of prefixes, where one is wanted."""
+    if config.prefix_cache_dir is None or not config.enable_prefix_caching:
+        return None
+    return partial(
+        DiskPrefixes, Path(config.prefix_cache_dir), fingerprint(plan, config, spec), config.prefix_cache_bytes
+    )
 
 
 def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runner:
-    size = context_size(plan, config)
     assert plan.config is not None
     spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype)
+    sizes = cache_sizes(plan, config, spec)
     try:
-        return Runner(model, spec, max_context=size)
+        return Runner(
+            model,
+            spec,
+            max_num_seqs=config.max_num_seqs,
+            debug_nonfinite=config.debug_nonfinite,
+            store=_store(plan, config, spec),
+            **sizes._asdict(),
+        )
     except RuntimeError as error:  # what torch's allocators raise
+        slots = config.max_num_seqs + sizes.prefix_snapshots
+        asked = sizes.num_pages * spec.bytes_per_page + slots * spec.bytes_per_sequence
         raise CapacityError(
             "there is no memory for the caches",
-            where=f"a context of {size} tokens",
-            found=f"{size * spec.bytes_per_token + spec.bytes_per_sequence:,} bytes asked for: {error}"[:300],
+            where=f"{sizes.num_pages} pages of {spec.page_size} tokens and {slots} states",
+            found=f"{asked:,} bytes asked for: {error}"[:300],
             accepted=f"about {plan.memory.max_context} tokens by the plan",
-            hint="give a smaller --max-context (max_context=)",
+            hint="give a smaller --max-model-len, --num-pages or --max-num-seqs (max_model_len=, num_pages=, "
+            "max_num_seqs=)",
         ) from error

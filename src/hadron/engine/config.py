@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from hadron.cache.spec import KV_CACHE_DTYPES
@@ -26,8 +27,16 @@ class EngineConfig:
     threads: of torch and of native kernels; None leaves torch's own choice.
     activation_quantization: `declared` emulates what the checkpoint declares for inputs of products.
     mla_prefill: `mqa` is the absorbed form; `dense_mha` expands keys and values where that is equal.
-    max_context: tokens of one sequence that caches must hold; None takes what the plan says fits.
-    chunk_size: most tokens of a prompt in one step; more is faster and needs more memory.
+    max_model_len: most tokens of one request; None takes what fits, at most the model's own.
+    max_num_batched_tokens: most tokens of a step, of all requests together; prompts are taken in pieces. More
+    is faster for prompts, makes everybody else wait longer and needs more memory.
+    max_num_seqs: most requests that run at a time; others wait.
+    num_pages: pages of 64 tokens in the cache; None takes what memory_utilization leaves.
+    memory_utilization: the fraction of the machine's memory that weights and caches may take.
+    enable_prefix_caching: take the beginning of a prompt from the cache where an earlier request had it.
+    prefix_cache_dir: a folder in which prefixes outlive the process; only its owner should read it.
+    prefix_cache_bytes: most bytes there of one model with one set of options.
+    debug_nonfinite: look at every layer's output and name the one that first computed NaN or infinity.
     prefault: read every page of the weights before the first token.
     mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
     numa: whose memory the pages of the weights lie in, on a machine with several nodes: `interleave` takes
@@ -41,8 +50,15 @@ class EngineConfig:
     threads: int | None = None
     activation_quantization: str = "none"
     mla_prefill: str = "auto"
-    max_context: int | None = None
-    chunk_size: int = 512
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 16
+    num_pages: int | None = None
+    memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    prefix_cache_dir: str | os.PathLike[str] | None = None
+    prefix_cache_bytes: int = 16 << 30
+    debug_nonfinite: bool = False
     prefault: bool = False
     mlock: bool = False
     numa: str = "auto"
@@ -64,12 +80,24 @@ class EngineConfig:
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise _refused(name, getattr(self, name), ", ".join(accepted))
-        for name in ("threads", "max_context", "chunk_size"):
+        for name in (
+            "threads",
+            "max_model_len",
+            "num_pages",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "prefix_cache_bytes",
+        ):
             value = getattr(self, name)
-            if value is None and name != "chunk_size":
+            if value is None and name in ("threads", "max_model_len", "num_pages"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise _refused(name, value, "a whole number of at least 1, or nothing")
+        if not isinstance(self.prefix_cache_dir, str | os.PathLike | None) or self.prefix_cache_dir == "":
+            raise _refused("prefix_cache_dir", self.prefix_cache_dir, "the name of a folder, or nothing")
+        used = self.memory_utilization
+        if not isinstance(used, int | float) or isinstance(used, bool) or not 0 < used <= 1:
+            raise _refused("memory_utilization", used, "a number above 0, at most 1")
         if not isinstance(self.numa, str) or not numa.is_word(self.numa):
             raise _refused("numa", self.numa, numa.ACCEPTED)
         if self.device != "cpu":

@@ -1,24 +1,27 @@
-"""The loop: `step()` schedules, runs, accepts and releases. One request at a time for now.
+"""The loop: `step()` schedules, runs, accepts and releases. Many requests at once, each as if it were alone.
 
-A prompt is taken in pieces of `chunk_size` tokens; the piece that ends it gives the first token.
+A step that an error ends leaves the caches it wrote to unusable. Where several requests shared it, each
+begins again and takes that step by itself; the one that fails by itself fails, and the engine goes on.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadron.batch import RequestStep, Selections
-from hadron.cache.manager import SequenceCache
 from hadron.engine import sampler
-from hadron.engine.request import Logprob, Request, State, check_token_ids
+from hadron.engine.logit_rules import LogitRules
+from hadron.engine.request import Logprob, Request, check_token_ids
 from hadron.engine.runner import Runner
-from hadron.errors import CapacityError, RequestError
+from hadron.engine.scheduler import Scheduled, Scheduler
+from hadron.engine.stats import Stats
+from hadron.engine.structured import Grammars
+from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
@@ -27,19 +30,22 @@ from hadron.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A generated token. text: what became certain with it, "" while a character or stop string is open.
+    """A generated token, or the end of a request without one (token_id None).
 
-    finish_reason: set with the last token of a request.
+    text: what became certain with it, "" while a character or stop string is open. finish_reason: set with
+    the last event of a request. index: which continuation of its prompt.
     """
 
     request_id: str
-    token_id: int
+    token_id: int | None
     text: str
     finish_reason: str | None
+    index: int = 0
 
 
 class Engine:
-    """Requests in, tokens out. eos: the ids that end a text. max_position: of the model."""
+    """Requests in, tokens out. eos: the ids that end a text. max_position: of the model. turn_tokens: ids
+    that open a turn of a conversation. prompt_only: ids that no answer holds."""
 
     def __init__(
         self,
@@ -49,26 +55,42 @@ class Engine:
         max_position: int,
         eos: frozenset[int],
         tokenizer: Tokenizer | None,
-        chunk_size: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool = True,
+        turn_tokens: Collection[int] = (),
+        prompt_only: Collection[int] = (),
     ) -> None:
         self._runner = runner
+        self._prompt_only = frozenset(prompt_only)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
+        self._rules: dict[str, LogitRules] = {}
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
         self._tokenizer = tokenizer
-        self._chunk_size = chunk_size
-        self._waiting: deque[Request] = deque()
-        self._running: list[tuple[Request, SequenceCache]] = []
+        self._budget = max_num_batched_tokens
+        self._scheduler = Scheduler(
+            runner.manager,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=runner.max_num_seqs,
+            prefix_caching=prefix_caching,
+            turn_tokens=turn_tokens,
+        )
 
     @property
     def capacity(self) -> int:
         """Most tokens of one request: what the model was made for and the cache holds."""
-        return min(self._max_position, self._runner.max_context)
+        return min(self._max_position, self._runner.max_model_len)
 
     @property
     def has_requests(self) -> bool:
         """Whether another `step` has something to do."""
-        return bool(self._waiting or self._running)
+        return not self._scheduler.idle
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted since the engine began."""
+        return self._scheduler.stats
 
     def check_prompt(self, prompt: Sequence[int], where: str) -> tuple[int, ...]:
         """The prompt's ids, or `RequestError` / `CapacityError`; nothing is queued."""
@@ -82,13 +104,14 @@ class Engine:
                 accepted=f"at most {self._max_position}",
                 hint="shorten the prompt",
             )
-        if len(ids) > self._runner.max_context:
+        if len(ids) > self.capacity:
             raise CapacityError(
                 "a prompt does not fit into the cache",
                 where=where,
                 found=f"{len(ids)} tokens",
-                accepted=f"at most {self._runner.max_context} (the model itself could take {self._max_position})",
-                hint="raise --max-context (max_context=) if the memory allows it, or shorten the prompt",
+                accepted=f"at most {self.capacity} (the model itself could take {self._max_position})",
+                hint="raise --max-model-len or --num-pages (max_model_len=, num_pages=) if the memory allows it, "
+                "or shorten the prompt",
             )
         return ids
 
@@ -96,6 +119,8 @@ class Engine:
         """`RequestError` for what this model cannot do with `params`, whose defaults are filled in."""
         if params.stop_token_ids:
             check_token_ids(tuple(params.stop_token_ids), self._vocabulary, "stop_token_ids")
+        if params.logit_bias:
+            check_token_ids(tuple(params.logit_bias), self._vocabulary, "logit_bias")
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer",
@@ -104,9 +129,35 @@ class Engine:
                 accepted="stop_token_ids",
                 hint="give the ids that end a text as stop_token_ids",
             )
+        if params.structured is not None:
+            if self._grammars is None:
+                raise RequestError(
+                    "a grammar needs a tokenizer",
+                    where="structured_outputs",
+                    found="a checkpoint without tokenizer.json",
+                    accepted="a checkpoint with one",
+                    hint="copy the original release's tokenizer files beside the weights",
+                )
+            self._grammars.check(params.structured)
 
-    def add(self, request_id: str, ids: tuple[int, ...], params: SamplingParams, prompt: str | None = None) -> Request:
-        """Queue a request; ids from `check_prompt`, params checked by `check_params`."""
+    def add(
+        self,
+        request_id: str,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        prompt: str | None = None,
+        *,
+        priority: int = 0,
+        index: int = 0,
+        follows: Request | None = None,
+        answer: bool = False,
+    ) -> Request:
+        """Queue a request; ids from `check_prompt`, params checked by `check_params`.
+
+        priority: lower goes first, past at most `scheduler.PRIORITY_STEP` earlier requests a level.
+        index, follows: for a further continuation of the prompt of an earlier request. answer: the text is
+        an answer in a conversation, so it holds none of what only prompts hold.
+        """
         detokenizer = None
         if self._tokenizer is not None:
             detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
@@ -114,76 +165,175 @@ class Engine:
             request_id=request_id,
             prompt_token_ids=ids,
             params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            seed=secrets.randbits(64) if params.seed is None else (params.seed + index) % 2**64,
             eos=frozenset() if params.ignore_eos else self._eos,
             capacity=self.capacity,
             prompt=prompt,
             detokenizer=detokenizer,
+            priority=priority,
+            index=index,
+            follows=follows,
         )
-        self._waiting.append(request)
+        matcher = None
+        if params.structured is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(params.structured, ids if answer else ())
+        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher)
+        if not rules.idle:
+            self._rules[request_id] = rules
+        self._scheduler.add(request)
         return request
 
+    def add_all(
+        self,
+        request_id: str,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        prompt: str | None = None,
+        *,
+        priority: int = 0,
+        answer: bool = False,
+    ) -> list[Request]:
+        """Queue the `params.n` continuations of a prompt; see `add`.
+
+        Those after the first are called `<request_id>-<index>` and begin with what it leaves in the cache.
+        """
+        first = self.add(request_id, ids, params, prompt, priority=priority, answer=answer)
+        params = replace(params, prompt_logprobs=None)
+        return [
+            first,
+            *(
+                self.add(f"{request_id}-{i}", ids, params, prompt, priority=priority, index=i, follows=first,
+                         answer=answer)
+                for i in range(1, params.n)
+            ),
+        ]  # fmt: skip
+
     def step(self) -> list[TokenEvent]:
-        """Advance the running request by one step; its token, if the step gave one."""
-        self._schedule()
-        events = []
-        for request, cache in list(self._running):
-            tokens = request.next_tokens(self._chunk_size)
-            last = len(tokens) == request.num_uncomputed
-            (logits,) = self._runner.run([RequestStep(cache, tokens)], [int(last)])
-            request.computed += len(tokens)
-            if logits is not None:
-                events.append(self._accept(request, logits))
-        self._release_finished()
-        return events
+        """Advance by one step: the tokens it gave, and the requests that ended."""
+        steps = self._scheduler.schedule()
+        if not steps:
+            return []
+        try:
+            wanted = [len(s.token_ids) if s.request.wants_prompt_logprobs else int(s.last) for s in steps]
+            logits = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
+        except HadronError as error:
+            return self._failed(steps, error)
+        except BaseException:
+            for step in steps:
+                step.request.abort()
+                self._release(step.request)
+            raise
+        self._scheduler.commit(steps)
+        self.stats.steps += 1
+        faults = self._runner.faults or [None] * len(steps)
+        taken = (self._take(*parts) for parts in zip(steps, logits, faults, strict=True))
+        return [event for event in taken if event is not None]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, wherever it stands, and give its cache back; False where it has ended already."""
+        request = self._scheduler.get(request_id)
+        if request is None:
+            return False
+        request.abort()
+        self._release(request)
+        return True
 
     def abort_all(self) -> None:
-        """Drop every request and give its cache back; also after an error in a step."""
-        self._waiting.clear()
-        while self._running:
-            self._runner.release(self._running.pop()[1])
+        """End every request."""
+        for request in (*self._scheduler.waiting, *self._scheduler.running):
+            self.abort(request.request_id)
 
     def logits(self, ids: tuple[int, ...], selections: Selections | None = None) -> NDArray[np.float32]:
-        """float32 [tokens, vocabulary] of a prompt that `check_prompt` gave back."""
-        cache = self._runner.admit()
+        """float32 [tokens, vocabulary] of a prompt that `check_prompt` gave back; while no request runs.
+
+        `NumericsError` where a logit is not finite.
+        """
+        assert not self.has_requests
+        manager = self._runner.manager
+        cache = manager.admit(findable=selections is None)  # what imposed choices give is nobody else's
         rows = []
         try:
-            for start in range(0, len(ids), self._chunk_size):
-                piece = ids[start : start + self._chunk_size]
+            for start in range(0, len(ids), self._budget):
+                piece = ids[start : start + self._budget]
                 (logits,) = self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                if self._runner.faults and self._runner.faults[0] is not None:
+                    raise _not_finite(self._runner.faults[0])
                 assert logits is not None
-                rows.append(logits.checked().cpu().numpy())
+                sampler.check_finite(logits, logits.best(1), start + 1)
+                rows.append(logits.values.cpu().numpy())
+        except HadronError:
+            manager.forget(cache)
+            raise
         finally:
-            self._runner.release(cache)
+            manager.release(cache)
         return np.concatenate(rows)
 
-    def _schedule(self) -> None:
-        if self._waiting and not self._running:
-            request = self._waiting.popleft()
-            cache = self._runner.admit(request.prompt_token_ids)
-            request.computed = cache.tokens
-            request.state = State.RUNNING
-            self._running.append((request, cache))
+    def _take(self, step: Scheduled, logits: Logits | None, fault: str | None) -> TokenEvent | None:
+        """What a step gave one request: log-probabilities of its prompt, a token, or its end."""
+        request = step.request
+        try:
+            if fault is not None:
+                raise _not_finite(fault)
+            if logits is None:
+                return None
+            if request.wants_prompt_logprobs:
+                self._take_prompt(request, logits, request.computed - len(step.token_ids) + 1)
+            return self._accept(request, logits.rows(len(logits) - 1, len(logits))) if step.last else None
+        except (NumericsError, RequestError) as error:
+            return self._fail(request, error)
+
+    def _take_prompt(self, request: Request, logits: Logits, first: int) -> None:
+        """logits: of the tokens from position `first` on; those of the prompt that are new are kept."""
+        most, known = request.params.prompt_logprobs, len(request.prompt_logprobs)
+        assert most is not None
+        expected = request.prompt_token_ids[known : first + len(logits)]
+        if not expected:  # computed again after the cache was lost
+            return
+        rows = logits.rows(known - first, known - first + len(expected))
+        request.prompt_logprobs += map(self._with_text, sampler.prompt_logprobs(rows, expected, most, position=known))
 
     def _accept(self, request: Request, logits: Logits) -> TokenEvent:
-        choice = sampler.choose(logits, request.params, seed=request.seed, position=request.num_tokens)
-        token = choice.token
-        row = None if choice.logprobs is None else _with_text(choice.logprobs, self._tokenizer)
-        text = request.append(token, row)
+        rules = self._rules.get(request.request_id)
+        choice = sampler.choose(logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules)
+        complete = False
+        if rules is not None and rules.matcher is not None:
+            rules.matcher.accept(choice.token)
+            complete = rules.matcher.finished
+        row = None if choice.logprobs is None else self._with_text(choice.logprobs)
+        text = request.append(choice.token, row, complete=complete)
+        self.stats.generated_tokens += 1
+        if request.is_finished:
+            self._release(request)
         reason = None if request.finish_reason is None else str(request.finish_reason)
-        return TokenEvent(request.request_id, token, text, reason)
+        return TokenEvent(request.request_id, choice.token, text, reason, request.index)
 
-    def _release_finished(self) -> None:
-        for request, cache in self._running:
-            if request.is_finished:
-                self._runner.release(cache)
-        self._running = [pair for pair in self._running if not pair[0].is_finished]
+    def _with_text(self, row: dict[int, Logprob]) -> dict[int, Logprob]:
+        text = None if self._tokenizer is None else self._tokenizer.token_text
+        return row if text is None else {i: replace(entry, decoded_token=text(i)) for i, entry in row.items()}
+
+    def _failed(self, steps: list[Scheduled], error: HadronError) -> list[TokenEvent]:
+        if len(steps) > 1:
+            self._scheduler.isolate(steps)
+            return []
+        return [self._fail(steps[0].request, error)]
+
+    def _fail(self, request: Request, error: HadronError) -> TokenEvent:
+        request.fail(error)
+        self.stats.failures += 1
+        self._scheduler.distrust(request)
+        self._release(request)
+        return TokenEvent(request.request_id, None, "", str(request.finish_reason), request.index)
+
+    def _release(self, request: Request) -> None:
+        self._rules.pop(request.request_id, None)
+        self._scheduler.release(request)
 
 
-def _with_text(row: dict[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    if tokenizer is None:
-        return row
-    return {token: replace(entry, decoded_token=tokenizer.token_text(token)) for token, entry in row.items()}
+def _not_finite(where: str) -> NumericsError:
+    return NumericsError(
+        "the model computed values that are not finite", where=where, found="NaN or infinite values",
+        accepted="finite values", hint="run `hadron check MODEL --data`: it names tensors with such values",
+    )  # fmt: skip
 
 
 #: Called with the index of a prompt and each of its tokens as they come.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hadron.errors import RequestError
+from hadron.errors import HadronError, RequestError
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer, StopStrings
 
@@ -23,10 +23,15 @@ class State(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """`stop`: an end token, a stop token or a stop string. `length`: max_tokens, or the context is full."""
+    """`stop`: an end token, a stop token or a stop string. `length`: max_tokens, or the context is full.
+
+    `abort`: the caller ended it. `error`: it could not go on (`Request.error`).
+    """
 
     STOP = "stop"
     LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +68,33 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request and its continuations, as far as they have come."""
+    """A request and its continuations, as far as they have come.
+
+    prompt_logprobs: where they were asked for, as `CompletionOutput.logprobs`; None for the first token.
+    num_cached_tokens: of the prompt, found in the cache when it began. num_preemptions: how often it lost
+    its cache to others and computed it again.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A request inside the engine.
+    """A request inside the engine: one continuation of a prompt.
 
     params: with every default filled in. seed: of this request, drawn where params has none.
     stop_token_ids: the caller's. eos: the model's, empty when they are to be ignored.
     capacity: most tokens the context and the cache can hold, prompt included.
-    computed: tokens, counted from the first, whose state is in the cache; only the engine changes it.
+    index: which of the continuations that were asked for. priority: lower goes first. follows: a request of
+    the same prompt whose cache this one waits for.
+    computed: tokens, counted from the first, whose state is in the cache; only the scheduler changes it.
     """
 
     request_id: str
@@ -90,10 +105,17 @@ class Request:
     capacity: int
     prompt: str | None = None
     detokenizer: Detokenizer | None = None
+    index: int = 0
+    priority: int = 0
+    follows: Request | None = None
     computed: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: HadronError | None = None
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -111,6 +133,21 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known: the prompt's and the generated ones."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and the generated tokens."""
+        return [*self.prompt_token_ids, *self.output_token_ids]
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether tokens may be taken from the cache: not where their logits are asked for."""
+        return self.params.prompt_logprobs is None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are still to come."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
     @property
     def num_uncomputed(self) -> int:
@@ -137,8 +174,11 @@ class Request:
         split = self.num_prompt_tokens
         return [*self.prompt_token_ids[start:end], *self.output_token_ids[max(0, start - split) : max(0, end - split)]]
 
-    def append(self, token: int, row: dict[int, Logprob] | None = None) -> str:
-        """Take a generated token; returns the text that became certain. Finishes the request when due."""
+    def append(self, token: int, row: dict[int, Logprob] | None = None, *, complete: bool = False) -> str:
+        """Take a generated token; returns the text that became certain. Finishes the request when due.
+
+        complete: nothing can follow in the text's grammar.
+        """
         self.output_token_ids.append(token)
         if row is not None:
             self.logprobs.append(row)
@@ -147,6 +187,8 @@ class Request:
         elif token in self.eos:
             self._finish(FinishReason.STOP, None)
         added = self._take_text(token)
+        if not self.is_finished and complete:
+            self._finish(FinishReason.STOP, None)
         if not self.is_finished and len(self.output_token_ids) >= self.max_new_tokens:
             self._finish(FinishReason.LENGTH, None)
         if self.is_finished:
@@ -157,7 +199,10 @@ class Request:
     def _take_text(self, token: int) -> str:
         if self.detokenizer is None or self.is_finished:  # the token that ends a sequence has no text
             return ""
-        added = self.stop_strings.push(self.detokenizer.push(token))
+        added = self.detokenizer.push(token)
+        if len(self.output_token_ids) < self.params.min_tokens:
+            return added
+        added = self.stop_strings.push(added)
         if self.stop_strings.matched is not None:
             self._finish(FinishReason.STOP, self.stop_strings.matched)
         return added
@@ -172,20 +217,44 @@ class Request:
             return added
         return added + self.stop_strings.finish()
 
+    def abort(self) -> None:
+        """End it here, as the caller wishes."""
+        self._finish(FinishReason.ABORT, None)
+
+    def fail(self, error: HadronError) -> None:
+        """End it here, because it cannot go on."""
+        self.error = error
+        self._finish(FinishReason.ERROR, None)
+
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.state = State.FINISHED
         self.finish_reason, self.stop_reason = reason, stop_reason
 
-    def output(self) -> RequestOutput:
-        """A snapshot for the caller."""
-        completion = CompletionOutput(
+    @property
+    def completion(self) -> CompletionOutput:
+        """The continuation as far as it has come."""
+        return CompletionOutput(
             token_ids=list(self.output_token_ids),
             text=None if self.detokenizer is None else self.text,
             finish_reason=None if self.finish_reason is None else str(self.finish_reason),
             stop_reason=self.stop_reason,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            index=self.index,
         )
-        return RequestOutput(self.request_id, self.prompt, list(self.prompt_token_ids), [completion], self.is_finished)
+
+    def output(self, *others: Request) -> RequestOutput:
+        """A snapshot for the caller, with the other continuations of the same prompt."""
+        several = (self, *others)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            outputs=[request.completion for request in several],
+            finished=all(request.is_finished for request in several),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=sum(request.num_preemptions for request in several),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+        )
 
 
 def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str) -> None:

@@ -1,18 +1,22 @@
-"""Logits to tokens and log-probabilities, one row at a time.
+"""Logits to tokens and log-probabilities: the only place where either is made.
 
-The likeliest tokens are asked of the head, and are enough unless any token may be drawn: only then the
-whole row is taken. numpy in float64, random numbers from a counter-based generator keyed by (seed,
-position): a token depends on its row of logits, the seed and the position, never on the batch.
+The likeliest tokens are asked of the head, and are enough unless any token may be drawn or a request's
+rules change its logits: only then the whole row is taken, and a changed row is asked in the same way.
+Log-probabilities are the model's, before rules and temperature. numpy in float64, random numbers from a
+counter-based generator keyed by (seed, position): a token depends on its row of logits, its own text, the
+seed and the position, never on the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
 from hadron.layers.logits import Best, Logits
@@ -27,16 +31,37 @@ class Choice:
     logprobs: dict[int, Logprob] | None
 
 
-def choose(logits: Logits, params: SamplingParams, *, seed: int, position: int) -> Choice:
+def choose(
+    logits: Logits, params: SamplingParams, *, seed: int, position: int, rules: LogitRules | None = None
+) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    `NumericsError` when a logit is not finite.
+    rules: what the request changes about its logits. `NumericsError` when a logit is not finite.
     """
     assert params.top_k is not None
-    best = logits.best(max(1, params.top_k, params.logprobs or 0))
+    count = params.top_k if params.temperature and 0 < params.top_k < logits.vocabulary else 1
+    best = logits.best(max(count if rules is None else 1, params.logprobs or 0))
     check_finite(logits, best, position)
-    token = int(best.ids[0, 0]) if not params.temperature else _drawn(logits, best, params, seed, position)
+    left, likeliest = logits, best
+    if rules is not None:
+        row = logits.values[0].cpu().numpy().copy()
+        rules.apply(row)
+        left = logits.changed(torch.from_numpy(row)[None])
+        likeliest = left.best(count)
+        check_finite(left, likeliest, position)
+    token = int(likeliest.ids[0, 0]) if not params.temperature else _drawn(left, likeliest, params, seed, position)
     return Choice(token, None if params.logprobs is None else logprobs(logits, best, token, params.logprobs))
+
+
+def prompt_logprobs(
+    logits: Logits, expected: Sequence[int], most: int, *, position: int
+) -> Iterator[dict[int, Logprob]]:
+    """`logprobs` of each token of a prompt, the first at `position`, from the rows they were expected with."""
+    best = logits.best(most)
+    for i, token in enumerate(expected):
+        row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
+        check_finite(row, own, position + i)
+        yield logprobs(row, own, token, most)
 
 
 def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, position: int) -> int:
@@ -49,13 +74,17 @@ def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, positi
 def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Tokens that may be drawn and their unnormalized probabilities (> 0), in an order fixed by the arguments.
 
-    best: at least `top_k` of the row. Of equally likely tokens at an edge, those with the lowest ids stay.
+    best: of the row, the `top_k` likeliest or more where `top_k` leaves some out. Of equally likely tokens at an
+    edge, those with the lowest ids stay. The order is what a seed means: by id, where `top_k` leaves some out
+    with those that equal its last at the end; the likeliest first with a `top_p`.
     """
     assert params.temperature is not None
     assert params.top_p is not None
     assert params.top_k is not None
-    if params.top_k > 0:
+    if 0 < params.top_k < logits.vocabulary:
         values, ids = best.logits[0, : params.top_k].numpy(), best.ids[0, : params.top_k].numpy()
+        order = np.lexsort((ids, values == values[-1]))
+        values, ids = values[order], ids[order]
     else:
         values = logits.values[0].cpu().numpy()
         ids = np.arange(len(values))
@@ -91,14 +120,15 @@ def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Lo
 
 
 def check_finite(logits: Logits, best: Best, position: int) -> None:
-    """`NumericsError` when a logit of the row is NaN or infinite: nothing is clamped to hide it."""
-    if best.faults[0]:
-        row = logits.values[0].cpu()
+    """`NumericsError` when a logit is NaN or infinite: nothing is clamped to hide it. position: of the first row."""
+    failed = best.faults.nonzero().flatten().tolist()
+    if failed:
+        row = logits.values[failed[0]].cpu()
         first = int((~torch.isfinite(row)).nonzero()[0])
         raise NumericsError(
             "the model computed logits that are not finite",
-            where=f"position {position}, token {first}",
-            found=f"{float(row[first])} ({int(best.faults[0])} of {len(row)} logits)",
+            where=f"position {position + failed[0]}, token {first}",
+            found=f"{float(row[first])} ({int(best.faults[failed[0]])} of {len(row)} logits)",
             accepted="finite logits",
             hint="run `hadron check MODEL --data`: it names tensors with NaN or infinite values",
         )

@@ -23,6 +23,10 @@ class Best(NamedTuple):
     log_sum_exp: torch.Tensor
     faults: torch.Tensor
 
+    def rows(self, first: int, end: int) -> Best:
+        """Those of some of the rows."""
+        return Best(*(part[first:end] for part in self))
+
 
 class Logits:
     """Rows of logits. values: float32 [n, vocabulary], not checked."""
@@ -39,9 +43,21 @@ class Logits:
         """Rows that came from elsewhere than a head."""
         return cls(values, kernels.function("lm_head", "best"), kernels.function("lm_head", "ranks"))
 
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def vocabulary(self) -> int:
+        """Logits of a row."""
+        return self.values.shape[1]
+
     def rows(self, first: int, end: int) -> Logits:
         """Some of the rows, not copied."""
         return Logits(self.values[first:end], self._best, self._ranks)
+
+    def changed(self, values: torch.Tensor) -> Logits:
+        """Other rows in place of these."""
+        return Logits(values.to(self.values.device), self._best, self._ranks)
 
     def best(self, count: int) -> Best:
         """The `count` likeliest tokens of each row; all of a smaller vocabulary."""

@@ -15,6 +15,7 @@ import torch
 from hadron.attention.backend import AttentionBackend, AttentionMetadata, create_backend
 from hadron.attention.select import AttentionChoice, selection_budget
 from hadron.batch import ForwardBatch
+from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import LayerSchedule
 from hadron.layers.embedding import Embedding, LmHead
@@ -33,6 +34,29 @@ class Carry:
 
     residual: torch.Tensor
     selection: torch.Tensor | None
+
+
+class NonFiniteTrace:
+    """Where the rows of a step first were not finite: for debugging, at the cost of a look at every layer."""
+
+    def __init__(self) -> None:
+        self._where: dict[int, tuple[int, str]] = {}
+        self._looks = 0
+
+    def look(self, where: str, rows: torch.Tensor) -> None:
+        """rows [tokens, ...], what `where` computed."""
+        self._looks += 1
+        finite = torch.isfinite(rows).flatten(1).all(dim=1)
+        for row in (~finite).nonzero().flatten().tolist():
+            self._where.setdefault(row, (self._looks, where))
+
+    def first(self, start: int, end: int) -> str | None:
+        """What first computed a value that is not finite in rows start .. end-1, and in which of them."""
+        found = [(*self._where[row], row - start) for row in range(start, end) if row in self._where]
+        if not found:
+            return None
+        _, where, token = min(found)
+        return f"{where}, token {token} of the step"
 
 
 class _IndexerConfig(Protocol):
@@ -118,19 +142,43 @@ class LanguageModel(ABC):
         batch.check_stamps()
         return self.settings.attention.build_metadata(batch)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, trace: NonFiniteTrace | None = None) -> torch.Tensor:
         """Run a step: [tokens, hidden] in the model's dtype, after the final norm.
 
-        Writes the caches and moves the states' stamps; the caller then commits to the manager.
+        Writes the caches and moves the states' stamps; the caller then commits to the manager. trace: is
+        shown what every layer computes.
         """
         metadata = self.prepare(batch)
-        carry = self.run_layers(batch, metadata, self.embed(batch), 0, self.layer_count)
+        carry = self.embed(batch)
+        if trace is None:
+            carry = self.run_layers(batch, metadata, carry, 0, self.layer_count)
+        else:
+            trace.look("embed_tokens", carry.residual)
+            for layer in range(self.layer_count):
+                carry = self._traced(batch, metadata, carry, layer, trace)
+                trace.look(f"layers.{layer}", carry.residual)
         hidden = self.finish(carry)
+        if trace is not None:
+            trace.look("norm", hidden)
         batch.advance()
         return hidden
 
+    def _traced(
+        self, batch: ForwardBatch, metadata: AttentionMetadata, carry: Carry, layer: int, trace: NonFiniteTrace
+    ) -> Carry:
+        """One layer; what its kernels refuse says where it began: here, or in a layer before."""
+        try:
+            return self.run_layers(batch, metadata, carry, layer, layer + 1)
+        except NumericsError as error:
+            began = trace.first(0, batch.tokens) or f"layers.{layer}, {error.where}"
+            parts = error.parts() | {"where": began}
+            raise NumericsError(parts.pop("what"), **parts) from error
+
     def head(self, hidden: torch.Tensor) -> Logits:
-        """The logits of hidden [n, hidden] (rows of what `forward` returns), not checked and not handed out."""
+        """The logits of hidden [n, hidden] (rows of what `forward` returns), not handed out.
+
+        A row that is not finite is left so: it is one request's, and its sampler says so.
+        """
         return self.lm_head(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,18 @@ def tensor_bytes(facts: Facts) -> int:
     return sum(t.data_offsets[1] - t.data_offsets[0] for t in facts.tensors.values())
 
 
+#: Fraction of a machine's memory that weights and caches may take, unless told otherwise.
+UTILIZATION = 0.9
+
+
+def cache_room(weights: int, converted: int, memory: int, utilization: float = UTILIZATION) -> int:
+    """Bytes for caches in `memory` bytes.
+
+    Mapped weights give way to caches: where they fill the memory, a quarter of it is counted on.
+    """
+    return max(0, int(max(utilization * memory - weights, utilization * memory / 4)) - converted)
+
+
 def plan_memory(
     config: FamilyConfig | None, modules: Iterable[ModulePlan], platform: Platform, dtype: str, latents: str
 ) -> MemoryPlan:
@@ -32,8 +44,7 @@ def plan_memory(
     if config is None:
         return MemoryPlan(weights, converted, 0, 0, 0, platform.memory, latents)
     spec = cache_spec(config, dtype=dtype, latents=latents)
-    # Mapped weights give way to caches: where they fill the memory, a quarter of it is counted on.
-    left = max(platform.memory - weights, platform.memory // 4) - converted - spec.bytes_per_sequence
+    left = cache_room(weights, converted, platform.memory) - spec.bytes_per_sequence
     fits = max(0, left) // max(1, spec.bytes_per_token)
     return MemoryPlan(
         weights, converted, spec.bytes_per_token, spec.bytes_per_sequence, min(fits, config.max_position),

@@ -6,6 +6,7 @@ possible; they equal what the library's own decoder joins, and a test compares t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +22,9 @@ FILE = "tokenizer.json"
 class Tokenizer:
     """A checkpoint's tokenizer. Build one with `load`."""
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, end_token: str | None = None) -> None:
         self._inner = inner
+        self._end_token = end_token
         self._inner.no_truncation()
         self._inner.no_padding()
         self._bytes: dict[int, bytes] = {}
@@ -40,7 +42,7 @@ class Tokenizer:
                 hint="give prompts as token ids, or copy the original release's tokenizer files beside the weights",
             )
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_file(str(path)), _end_token(root))
         except Exception as error:  # the library raises bare `Exception` for every fault in the file
             raise TokenizerError(
                 "the tokenizer cannot be read",
@@ -49,6 +51,11 @@ class Tokenizer:
                 accepted=f"a {FILE} that tokenizers {tokenizers.__version__} reads",
                 hint="fetch the file again, or copy it from the original release",
             ) from error
+
+    @property
+    def serialized(self) -> str:
+        """The whole tokenizer, as `tokenizer.json` has it."""
+        return self._inner.to_str()
 
     @property
     def vocabulary_size(self) -> int:
@@ -64,6 +71,11 @@ class Tokenizer:
     def is_byte_level(self) -> bool:
         """Whether ids stand for bytes, so that text can be streamed without decoding anything twice."""
         return isinstance(self._inner.decoder, decoders.ByteLevel)
+
+    @property
+    def end_id(self) -> int | None:
+        """The id of the token that `tokenizer_config.json` names as the end of a text, or None."""
+        return None if self._end_token is None else self.token_id(self._end_token)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None."""
@@ -102,6 +114,16 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token] = _bytes_of(self._inner.id_to_token(token) or "")
         return known
+
+
+def _end_token(root: Path) -> str | None:
+    """`eos_token` of `tokenizer_config.json`, a text or an object with one; None where there is nothing to use."""
+    try:
+        value = json.loads((root / "tokenizer_config.json").read_bytes())["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # an optional file; who needs it, as the chat template does, says what is wrong with it
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
 
 
 def _bytes_of(token: str) -> bytes:

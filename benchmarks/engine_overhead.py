@@ -1,0 +1,105 @@
+"""What a step costs beside the kernels: scheduling, the batch, metadata of attention, sampling, bookkeeping.
+
+A mock model stands in: it builds the metadata of attention as a real one does and gives the same logits every
+time. Requests decode greedily behind a context; the time of a step is the engine's own. Run it by hand:
+
+    python benchmarks/engine_overhead.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from hadron.attention.reference import ReferenceBackend
+from hadron.batch import ForwardBatch
+from hadron.cache.spec import CacheSpec, LayerCache
+from hadron.engine.engine import Engine
+from hadron.engine.runner import Runner
+from hadron.kernels.provider import Provider
+from hadron.layers.logits import Logits
+from hadron.sampling_params import SamplingParams
+
+BARS = {1: 0.3, 64: 2.0}  # requests -> milliseconds
+
+
+class MockModel:
+    """No arithmetic: hidden states of zeros, one row of logits for all."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.settings = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16)
+        self._backend = ReferenceBackend("mqa", selection_budget=2048)
+        self._row = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
+        self._rows = self._row.repeat(64, 1)
+        self._kernels = Provider({"lm_head": "cpu"})
+
+    def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
+        """Zeros, with everything around them that a model does once a step."""
+        batch.check_stamps()
+        self._backend.build_metadata(batch)
+        batch.advance()
+        return torch.zeros(batch.tokens, 8)
+
+    def head(self, hidden: torch.Tensor) -> Logits:
+        """The same row for each."""
+        return Logits.of(self._rows[: hidden.shape[0]], self._kernels)
+
+
+def measure(requests: int, context: int, vocabulary: int, steps: int, *, seeded: bool = False) -> list[float]:
+    """Milliseconds of each of `steps` decode steps."""
+    layer = LayerCache(latent_width=8, index_width=8, tail_rows=3, kda=(1, 8), conv=(24, 3))
+    spec = CacheSpec((layer,), 4, "bfloat16", 64, "bfloat16")
+    model: Any = MockModel(vocabulary)
+    runner = Runner(model, spec, max_model_len=context + steps + 2048, max_num_seqs=requests, prefix_snapshots=64)
+    engine = Engine(
+        runner, vocabulary=vocabulary, max_position=1 << 20, eos=frozenset(), tokenizer=None,
+        max_num_batched_tokens=8192,
+    )  # fmt: skip
+    params = SamplingParams(
+        temperature=1.0 if seeded else 0, top_k=40, seed=1, max_tokens=None, ignore_eos=True
+    ).with_defaults({})
+    for i in range(requests):
+        engine.add(str(i), tuple((i * 31 + j) % vocabulary for j in range(context)), params)
+    while len(engine.step()) < requests:  # prompts
+        pass
+    for _ in range(8):
+        engine.step()
+    times = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        events = engine.step()
+        times.append(1000 * (time.perf_counter() - began))
+        assert len(events) == requests
+    engine.abort_all()
+    return times
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--contexts", default="512,8192")
+    parser.add_argument("--vocabularies", default="1024,154880")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| requests | context | vocabulary | sampling | ms a step, median | 90th percentile | bar | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for vocabulary in map(int, asked.vocabularies.split(",")):
+        for context in map(int, asked.contexts.split(",")):
+            for requests, bar in BARS.items():
+                for seeded in (False, True):
+                    times = measure(requests, context, vocabulary, asked.steps, seeded=seeded)
+                    median, high = statistics.median(times), statistics.quantiles(times, n=10)[-1]
+                    kind = "top-k 40, seeded" if seeded else "greedy"
+                    met = "met" if median <= bar else "**missed**"
+                    cells = (requests, context, vocabulary, kind, f"{median:.3f}", f"{high:.3f}", bar, met)
+                    print("| " + " | ".join(map(str, cells)) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What the engine counts, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """Since the engine began. Token counts of prompts are those of first admissions, not of preempted ones.
+
+    prefix_hits, prefix_misses: requests that found some of their prompt in the cache, or nothing.
+    prefix_too_short: requests whose prompt could not have found anything, having no whole page to share.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    prefix_too_short: int = 0
+    preemptions: int = 0
+    failures: int = 0
+
+    def admitted(self, prompt: int, cached: int, page_size: int) -> None:
+        """A request with a prompt of so many tokens begins, `cached` of them found."""
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        if cached:
+            self.prefix_hits += 1
+        elif prompt <= page_size:
+            self.prefix_too_short += 1
+        else:
+            self.prefix_misses += 1

@@ -1,0 +1,141 @@
+"""Text that must follow a grammar: JSON, a regular expression, one of several texts, a grammar of one's own.
+
+llguidance says before each token which may come; everything here is about asking it. A grammar is checked when
+a request is, so that one which cannot be used is refused before anything runs. Where a prompt leaves a thought
+open, the grammar begins after the thought.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadron.errors import RequestError
+from hadron.sampling_params import StructuredOutputsParams
+from hadron.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+#: Markup around a thought.
+THINK, THINK_END = "<think>", "</think>"
+
+
+class Grammars:
+    """Grammars over one tokenizer. vocabulary: of the model's logits. eos: what ends a text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, eos: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos = sorted(eos)
+
+    @cached_property
+    def _llguidance(self) -> llguidance.LLTokenizer:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self._tokenizer.serialized, n_vocab=self._vocabulary, eos_token=self._eos or None)
+
+    def check(self, wanted: StructuredOutputsParams) -> None:
+        """`RequestError` for a grammar that cannot be used."""
+        from llguidance import LLMatcher
+
+        failed, messages = LLMatcher.validate_grammar_with_warnings(_source(wanted), self._llguidance)
+        if failed:
+            raise _refused(wanted, messages[0])
+
+    def matcher(self, wanted: StructuredOutputsParams, prompt: Sequence[int] = ()) -> Matcher:
+        """A matcher at the beginning of the text that follows `prompt`."""
+        from llguidance import LLMatcher
+
+        inner = LLMatcher(self._llguidance, _source(wanted), log_level=0)
+        if inner.is_error():
+            raise _refused(wanted, inner.get_error())
+        return Matcher(inner, wanted, self._vocabulary, self._open_thought(prompt))
+
+    def _open_thought(self, prompt: Sequence[int]) -> int | None:
+        """The id that ends the thought which a prompt leaves open; None where it leaves none."""
+        begin, end = (self._tokenizer.token_id(word) for word in (THINK, THINK_END))
+        if begin is None or end is None:
+            return None
+        last = next((token for token in reversed(prompt) if token in (begin, end)), None)
+        return end if last == begin else None
+
+
+class Matcher:
+    """Where one text stands in its grammar. after: the id that must come before the grammar begins."""
+
+    def __init__(
+        self, inner: llguidance.LLMatcher, wanted: StructuredOutputsParams, vocabulary: int, after: int | None
+    ) -> None:
+        self._inner = inner
+        self._wanted = wanted
+        self._vocabulary = vocabulary
+        self._after = after
+        self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing can follow."""
+        return self._after is None and self._inner.is_stopped()
+
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """bool [vocabulary], which tokens may come next; None where all may. `RequestError` where it gave up."""
+        if self._after is not None:
+            return None
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._inner, self._bits)
+        self._check()
+        bits = np.unpackbits(self._bits.view(np.uint8).reshape(-1), bitorder="little")
+        return bits[: self._vocabulary].astype(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was allowed."""
+        if self._after is not None:
+            if token == self._after:
+                self._after = None
+            return
+        self._inner.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise _refused(self._wanted, self._inner.get_error())
+
+
+def _source(wanted: StructuredOutputsParams) -> str:
+    """What llguidance reads."""
+    from llguidance import LLMatcher, grammar_from
+
+    kind, value = wanted.chosen
+    try:
+        if kind == "json":
+            return LLMatcher.grammar_from_json_schema(value if isinstance(value, str) else json.dumps(value))
+        if kind == "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+        if kind == "regex":
+            return LLMatcher.grammar_from_regex(value)
+        if kind == "choice":
+            return LLMatcher.grammar_from_lark(
+                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+            )
+        return grammar_from("ebnf", value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _refused(wanted, str(error)) from error
+
+
+def _refused(wanted: StructuredOutputsParams, reason: str) -> RequestError:
+    kind, value = wanted.chosen
+    return RequestError(
+        "a grammar cannot be used",
+        where=f"structured_outputs.{kind}",
+        found=f"{str(value)[:80]!r}: {' '.join(reason.split())[:300]}",
+        accepted="a JSON schema, a regular expression, texts, or a grammar in Lark's or GBNF's syntax, "
+        "within the features and limits of llguidance",
+        hint="simplify it, or leave structured_outputs out",
+    )

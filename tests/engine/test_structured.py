@@ -1,0 +1,183 @@
+"""Texts that must follow a grammar: what may come at each token, where it ends, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hadron
+from hadron import LLM, SamplingParams, StructuredOutputsParams
+from hadron.cli.generate import SHIPPED
+from hadron.engine.structured import Grammars
+from hadron.tokenizer.tokenizer import Tokenizer
+from tests.conftest import DATA
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["anna", "böb"]}, "age": {"type": "integer", "minimum": 3, "maximum": 120}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOKENIZER = Tokenizer.load(SHIPPED)
+END, USER = 480, TOKENIZER.token_id("<|user|>")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(SHIPPED, threads=1)
+
+
+def texts(llm: LLM, wanted: Any, count: int = 12, **params: Any) -> list[Any]:
+    several = [
+        SamplingParams(**{"max_tokens": 200, "temperature": 1.0, "seed": i, "structured_outputs": wanted} | params)
+        for i in range(count)
+    ]
+    return [output.outputs[0] for output in llm.generate(["The river"] * count, several)]
+
+
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, 512, {END, USER})
+
+
+def test_every_text_fits_its_schema(llm: LLM) -> None:
+    done = [c for c in texts(llm, {"json": SCHEMA}) if c.finish_reason == "stop"]
+    assert len(done) >= 3
+    for completion in done:
+        value = json.loads(completion.text)
+        assert set(value) == {"name", "age"} and value["name"] in ("anna", "böb") and 3 <= value["age"] <= 120
+
+
+def test_a_schema_may_be_text(llm: LLM) -> None:
+    (schema, text) = (texts(llm, {"json": form}, 3) for form in (SCHEMA, json.dumps(SCHEMA)))
+    assert schema == text
+
+
+def test_any_object(llm: LLM) -> None:
+    for completion in texts(llm, {"json_object": True}):
+        assert completion.text.lstrip()[:1] == "{"
+        if completion.finish_reason == "stop":
+            assert isinstance(json.loads(completion.text), dict)
+
+
+def test_a_regular_expression_is_all_of_the_text(llm: LLM) -> None:
+    for completion in texts(llm, {"regex": r"[a-c]{2,4}-\d{3}"}):
+        assert completion.finish_reason == "stop"
+        assert re.fullmatch(r"[a-c]{2,4}-\d{3}", completion.text)
+
+
+def test_one_of_several_texts(llm: LLM) -> None:
+    choice = ["yes", "no", 'say "why"', "Вчера"]
+    found = {completion.text for completion in texts(llm, StructuredOutputsParams(choice=choice), 30)}
+    assert found <= set(choice) and len(found) >= 2
+    assert [completion.text for completion in texts(llm, {"choice": ["Вчера 😀"]}, 2)] == ["Вчера 😀"] * 2
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "<" WORD ("," WORD)* ">"\nWORD: /[xy]{1,3}/',
+        'root ::= "<" word ("," word)* ">"\nword ::= [xy] [xy]? [xy]?',
+    ],
+)
+def test_a_grammar_in_either_syntax(llm: LLM, grammar: str) -> None:
+    for completion in texts(llm, {"grammar": grammar}):
+        if completion.finish_reason == "stop":
+            assert re.fullmatch(r"<[xy]{1,3}(,[xy]{1,3})*>", completion.text)
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 20}])
+def test_the_grammar_has_the_last_word(llm: LLM, options: dict[str, Any]) -> None:
+    for completion in texts(llm, {"choice": ["yes", "no"]}, 4, **options):
+        assert (completion.text in ("yes", "no"), completion.finish_reason) == (True, "stop")
+
+
+def test_log_probabilities_are_the_models(llm: LLM) -> None:
+    (completion,) = texts(llm, {"choice": ["no"]}, 1, logprobs=0, temperature=0)
+    free = llm.logits(llm.tokenizer.encode("The river"))[-1].astype(np.float64)
+    expected = free - np.log(np.exp(free - free.max()).sum()) - free.max()
+    row = completion.logprobs[0][completion.token_ids[0]]
+    assert row.logprob == pytest.approx(expected[completion.token_ids[0]], abs=1e-6)
+
+
+def test_it_is_the_same_beside_others_and_after_preemption(llm: LLM) -> None:
+    alone = [texts(llm, {"json": SCHEMA}, i + 1, max_tokens=100)[i] for i in range(4)]
+    tight = LLM(SHIPPED, threads=1, num_pages=4, max_num_batched_tokens=9)
+    assert texts(tight, {"json": SCHEMA}, 4, max_tokens=100) == alone
+
+
+def test_an_end_is_allowed_when_the_text_is_complete() -> None:
+    matcher = grammars().matcher(StructuredOutputsParams(regex="ab*"))
+    a, b = (TOKENIZER.encode(c)[0] for c in "ab")
+    assert not matcher.allowed()[[END, USER]].any() and matcher.allowed()[a]
+    matcher.accept(a)
+    assert matcher.allowed()[[END, USER, b]].all() and not matcher.allowed()[a] and not matcher.finished
+    matcher.accept(USER)
+    assert matcher.finished
+
+
+@pytest.mark.parametrize(
+    ("prompt", "waits"),
+    [("<|user|>hi<|assistant|><think>", True), ("<think>x</think>", False), ("hi", False), ("</think><think>", True)],
+)
+def test_the_grammar_begins_after_a_thought_that_the_prompt_leaves_open(prompt: str, waits: bool) -> None:
+    matcher = grammars().matcher(StructuredOutputsParams(choice=["b"]), TOKENIZER.encode(prompt))
+    a, b = (TOKENIZER.encode(c)[0] for c in "ab")
+    assert (matcher.allowed() is None) is waits
+    if waits:
+        for token in (a, b, TOKENIZER.token_id("</think>")):
+            assert matcher.allowed() is None and not matcher.finished
+            matcher.accept(token)  # type: ignore[arg-type]
+    assert np.flatnonzero(matcher.allowed()).tolist() == [b]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where", "said"),
+    [
+        ({"json": {"type": "objct"}}, "json", "objct"),
+        ({"json": "{"}, "json", ""),
+        ({"json": {"type": "string", "format": "nope"}}, "json", "nope"),
+        ({"regex": "(a"}, "regex", "unclosed"),
+        ({"grammar": "start: missing"}, "grammar", "missing"),
+        ({"grammar": "root ::= ("}, "grammar", ""),
+    ],
+)
+def test_grammars_that_cannot_be_used_are_refused_before_anything_runs(
+    llm: LLM, wanted: dict[str, Any], where: str, said: str
+) -> None:
+    with pytest.raises(hadron.RequestError, match="a grammar cannot be used") as caught:
+        llm.generate("a", SamplingParams(structured_outputs=wanted))
+    assert caught.value.where == f"structured_outputs.{where}"
+    assert said in caught.value.found and "llguidance" in caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"),
+    [
+        ({}, "structured_outputs"),
+        ({"regex": "a", "choice": ["b"]}, "structured_outputs"),
+        ({"json_object": False}, "structured_outputs"),
+        ({"schema": {}}, "structured_outputs"),
+        ("json", "structured_outputs"),
+        ({"choice": "ab"}, "structured_outputs.choice"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"choice": ["a", ""]}, "structured_outputs.choice"),
+        ({"regex": 5}, "structured_outputs.regex"),
+        ({"json": 5}, "structured_outputs.json"),
+        ({"json_object": "yes"}, "structured_outputs.json_object"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused_by_name(wanted: Any, where: str) -> None:
+    with pytest.raises(hadron.RequestError) as caught:
+        SamplingParams(structured_outputs=wanted)
+    assert caught.value.where == where and caught.value.hint
+
+
+def test_a_grammar_needs_a_tokenizer() -> None:
+    bare = LLM(DATA / "glm52-ct-w4a16", threads=1, kernels="reference")
+    with pytest.raises(hadron.RequestError, match="a grammar needs a tokenizer") as caught:
+        bare.generate({"prompt_token_ids": [1]}, SamplingParams(structured_outputs={"regex": "a"}))
+    assert "tokenizer.json" in caught.value.found
