@@ -64,9 +64,9 @@ def test_any_object(llm: LLM) -> None:
 
 
 def test_a_regular_expression_is_all_of_the_text(llm: LLM) -> None:
-    for completion in texts(llm, {"regex": r"[a-c]{2,4}-\d{3}"}):
+    for completion in texts(llm, {"regex": r"[a-c]{2,4}-[0-9]{3}"}):
         assert completion.finish_reason == "stop"
-        assert re.fullmatch(r"[a-c]{2,4}-\d{3}", completion.text)
+        assert re.fullmatch(r"[a-c]{2,4}-[0-9]{3}", completion.text)
 
 
 def test_one_of_several_texts(llm: LLM) -> None:
