@@ -1,6 +1,7 @@
 """What the native kernels have to reach, as data, and whether rows of `hadron bench` reach it.
 
-A bar holds if one of its ways does. Fractions are of what the same run measured.
+A bar holds if one of its ways does. Fractions are of what the same run measured; "bf16 peak" is that of vector
+dots, also where the products use tiles (AMX), whose own peak is another column.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Rows it is for, what it says, and how far a row is: 1 and above meets it."""
+    """Rows it is for, what it says, and how far a row is, given the bf16 peak: 1 and above meets it."""
 
     text: str
     applies: Callable[[Row], bool]
-    reached: Callable[[Row], float]
+    reached: Callable[[Row, float], float]
 
 
 def _is(op: str, m: int, *schemes: str, shape: str = "") -> Callable[[Row], bool]:
@@ -47,7 +48,7 @@ def _is(op: str, m: int, *schemes: str, shape: str = "") -> Callable[[Row], bool
 def bandwidth(op: str, schemes: tuple[str, ...], fraction: float, shape: str = "") -> Bar:
     """At M = 1: a fraction of the read bandwidth, or 0.95 of the rate from a cache where that is 20 GB/s a core."""
 
-    def reached(row: Row) -> float:
+    def reached(row: Row, peak: float) -> float:
         ways = [row.of_bandwidth / fraction]
         if row.warm_gbps is not None and row.warm_gbps >= CORE_GBPS * row.threads:
             ways.append(row.gbps / (0.95 * row.warm_gbps))
@@ -60,8 +61,8 @@ def rate(op: str, m: int, schemes: tuple[str, ...], fraction: float, gflops: flo
     """A fraction of the bf16 peak, or so many GFLOP/s."""
     text = f"{fraction:.2f} of bf16 peak" + (f" or {gflops:.0f} GFLOP/s" if gflops else "")
 
-    def reached(row: Row) -> float:
-        return max(row.of_peak / fraction, row.gflops / gflops if gflops else 0.0)
+    def reached(row: Row, peak: float) -> float:
+        return max(row.gflops / peak / fraction, row.gflops / gflops if gflops else 0.0)
 
     return Bar(text, _is(op, m, *schemes, shape=shape), reached)
 
@@ -81,9 +82,9 @@ BARS = (
     bandwidth("moe", FP8, 0.90, "64 experts"),
     rate("moe", 512, ("mxfp4",), 0.45, shape="64 experts"),
     rate("moe", 512, ("mxfp4",), 0.40, shape="288 experts"),
-    Bar("0.70 of read+write bandwidth", lambda r: r.op == "kda" and r.m == 1, lambda r: r.of_bandwidth / 0.70),
-    Bar("0.45 of bf16 peak", lambda r: r.op == "mla" and " of 16," in r.shape, lambda r: r.of_peak / 0.45),
-    Bar("0.50 of bf16 peak, its top-k included", lambda r: r.op == "indexer", lambda r: r.of_peak * 1.2 / 0.50),
+    Bar("0.70 of read+write bandwidth", lambda r: r.op == "kda" and r.m == 1, lambda r, peak: r.of_bandwidth / 0.70),
+    Bar("0.45 of bf16 peak", lambda r: r.op == "mla" and " of 16," in r.shape, lambda r, peak: r.gflops / peak / 0.45),
+    Bar("0.50 of bf16 peak, its top-k included", lambda r: r.op == "indexer", lambda r, peak: r.gflops / peak * 1.2 / 0.50),
 )
 
 
@@ -101,12 +102,12 @@ class Verdict:
         return self.reached >= 1.0
 
 
-def verdicts(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Every row against every bar that is for it."""
+def verdicts(rows: Sequence[Row], peak: float) -> Iterator[Verdict]:
+    """Every row against every bar that is for it. peak: GFLOP/s of bf16 dots."""
     for row in rows:
         for bar in BARS:
             if bar.applies(row):
-                yield Verdict(row, bar, bar.reached(row))
+                yield Verdict(row, bar, bar.reached(row, peak))
 
 
 def table(found: Sequence[Verdict]) -> Iterator[str]:

@@ -70,7 +70,7 @@ class TileScales {
             if (by_byte_) {
                 const int64_t first = c * kCount % 16;
                 if (first == 0) load(c * kCount);
-                unit.folded = kSpan == Span::c32 && foldable_;
+                unit.folded = kSpan == Span::c32 && fold_ && usual_;
                 for (int i = 0; i < kCount; ++i) {
                     const int64_t code = first + i;
                     const __m128i codes =
@@ -81,8 +81,7 @@ class TileScales {
                         _mm512_store_si512(unit.scales[i], _mm512_or_si512(_mm512_slli_epi32(e, 7),
                                                                            _mm512_slli_epi32(e, 23)));
                     } else {
-                        _mm512_store_ps(unit.scales[i], kSpan == Span::c32 ? avx512_bf16::e8m0_scales(codes)
-                                                                           : avx512_bf16::e4m3_scales(codes));
+                        _mm512_store_ps(unit.scales[i], values(codes));
                     }
                 }
                 return;
@@ -95,6 +94,18 @@ class TileScales {
     static constexpr int kBias = 64;  // the smallest code that is folded, taken off the table's exponents
 
   private:
+    // Of sixteen codes, which in the usual case only have to be moved to the exponent.
+    __m512 values(__m128i codes) const {
+        if constexpr (kSpan == Span::c32) {
+            if (!usual_) return avx512_bf16::e8m0_vector(codes);
+            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(codes), 23));
+        } else {
+            if (!usual_) return avx512_bf16::e4m3_vector(codes);
+            const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(codes), 20);
+            return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(120 << 23)));
+        }
+    }
+
     // One scale of each row. Those beyond the last multiply zeros.
     void one(int64_t index, float* out) const {
         if (index >= count_) return _mm512_store_ps(out, _mm512_setzero_ps());
@@ -111,7 +122,9 @@ class TileScales {
             0x37271707, 0x36261606, 0x35251505, 0x34241404, 0x33231303, 0x32221202, 0x31211101, 0x30201000);
         const __m128i none = _mm_set1_epi8(120);  // harmless as a code of either type
         __m512i four[4];                          // of four rows: code by code
-        __mmask64 outside = 0;
+        // E8M0 that can be folded; normal and positive E4M3
+        constexpr char kFirst = kSpan == Span::c32 ? kBias : 8, kCount = kSpan == Span::c32 ? 127 : 119;
+        __mmask64 unusual = 0;
         for (int k = 0; k < 4; ++k) {
             const auto row = [&](int r) {
                 return _mm_mask_loadu_epi8(none, have, w_->scales + at_[4 * k + r] + base);
@@ -120,11 +133,11 @@ class TileScales {
             rows = _mm512_inserti32x4(rows, row(1), 1);
             rows = _mm512_inserti32x4(rows, row(2), 2);
             rows = _mm512_inserti32x4(rows, row(3), 3);
-            outside |=
-                _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(rows, _mm512_set1_epi8(kBias)), _mm512_set1_epi8(126));
+            unusual |= _mm512_cmpge_epu8_mask(_mm512_sub_epi8(rows, _mm512_set1_epi8(kFirst)),
+                                              _mm512_set1_epi8(kCount));
             four[k] = _mm512_permutexvar_epi8(by_code, rows);
         }
-        foldable_ = fold_ && outside == 0;
+        usual_ = unusual == 0;
         const __m512i a = _mm512_unpacklo_epi32(four[0], four[1]),
                       b = _mm512_unpackhi_epi32(four[0], four[1]),
                       c = _mm512_unpacklo_epi32(four[2], four[3]),
@@ -139,7 +152,7 @@ class TileScales {
     const Weight* w_ = nullptr;
     int64_t count_ = 0;
     int64_t at_[kTileRows] = {};
-    bool shared_ = false, by_byte_ = false, fold_ = false, foldable_ = false;
+    bool shared_ = false, by_byte_ = false, fold_ = false, usual_ = false;
 };
 
 // Nibbles by 32 columns (Order::lanes) or by 16 (Order::sixteens), each by a permute of a table of words.

@@ -74,6 +74,9 @@ extern const LaneOps kLaneOps;
 namespace avx512_bf16 {
 extern const LaneOps kLaneOps;
 }
+namespace avx512_amx {
+extern const LaneOps kLaneOps;
+}
 #endif
 
 // The table that goes with a level.
