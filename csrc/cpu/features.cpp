@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#if defined(HADRON_X86) && defined(__linux__)
+#if defined(HADRON_AMX) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,7 +17,9 @@ bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+#endif
 
+#if defined(HADRON_AMX)
 // Tiles are large, so Linux gives them to processes that ask; a kernel before 5.16 does not know the
 // question.
 bool has_tiles() {
@@ -43,7 +45,9 @@ std::vector<const Kernels*> available_levels() {
     if (has_avx512()) levels.push_back(&avx512::kKernels);
     if (has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16")) {
         levels.push_back(&avx512_bf16::kKernels);
+#if defined(HADRON_AMX)
         if (has_tiles()) levels.push_back(&avx512_amx::kKernels);
+#endif
     }
 #endif
     return levels;

@@ -7,10 +7,11 @@ const LaneOps& lane_ops(const Kernels& level) {
     if (&level == &avx2::kKernels) return avx2::kLaneOps;
     if (&level == &avx512::kKernels) return avx512::kLaneOps;
     if (&level == &avx512_bf16::kKernels) return avx512_bf16::kLaneOps;
-    if (&level == &avx512_amx::kKernels) return avx512_amx::kLaneOps;
-#else
-    (void)level;
 #endif
+#if defined(HADRON_AMX)
+    if (&level == &avx512_amx::kKernels) return avx512_amx::kLaneOps;
+#endif
+    (void)level;
     return baseline::kLaneOps;
 }
 

@@ -74,6 +74,8 @@ extern const LaneOps kLaneOps;
 namespace avx512_bf16 {
 extern const LaneOps kLaneOps;
 }
+#endif
+#if defined(HADRON_AMX)
 namespace avx512_amx {
 extern const LaneOps kLaneOps;
 }

@@ -60,6 +60,8 @@ extern const Kernels kKernels;
 namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
+#endif
+#if defined(HADRON_AMX)
 namespace avx512_amx {
 extern const Kernels kKernels;
 }

@@ -149,29 +149,6 @@ HADRON_AVX512_DOTS double int8_dots(int64_t rounds) {
     return total;
 }
 
-// Assembled by name, for no attribute of a function turns tiles on in every compiler.
-double tile_dots(int64_t rounds) {
-    struct alignas(64) {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } shape;
-    alignas(64) uint16_t ones[512];
-    alignas(64) float sums[256];
-    for (uint16_t& one : ones) one = 0x3f80;
-    asm volatile("ldtilecfg %0\n tileloadd (%1,%2,1), %%tmm4\n tileloadd (%1,%2,1), %%tmm6" ::"m"(shape),
-                 "r"(ones), "r"(int64_t{64})
-                 : "memory");
-    asm volatile("tilezero %tmm0\n tilezero %tmm1\n tilezero %tmm2\n tilezero %tmm3");
-    for (int64_t r = 0; r < rounds; ++r) {
-        asm volatile(
-            "tdpbf16ps %tmm6, %tmm4, %tmm0\n tdpbf16ps %tmm6, %tmm4, %tmm1\n"
-            "tdpbf16ps %tmm6, %tmm4, %tmm2\n tdpbf16ps %tmm6, %tmm4, %tmm3");
-    }
-    asm volatile("tilestored %%tmm0, (%0,%1,1)\n tilerelease" ::"r"(sums), "r"(int64_t{64}) : "memory");
-    return sums[0];
-}
-
 bool has_int8_dots() {
     return __builtin_cpu_supports("avx512vnni");
 }
@@ -200,7 +177,11 @@ Peak peak(const std::string& level, const std::string& kind) {
     if (level == "avx2") return kind == "fp32" ? Peak{fp32_avx2, 2 * 8 * kChains} : Peak{};
     if (level == "avx512") return kind == "fp32" ? Peak{fp32_avx512, 2 * 16 * kChains} : Peak{};
     if (level == "avx512_bf16" || level == "avx512_amx") {
-        if (kind == "tile") return level == "avx512_amx" ? Peak{tile_dots, 4 * 2 * 16 * 16 * 32} : Peak{};
+#if defined(HADRON_AMX)
+        if (kind == "tile" && level == "avx512_amx")
+            return {avx512_amx::tile_dots, avx512_amx::kTileOperations};
+#endif
+        if (kind == "tile") return {};
         if (kind == "fp32") return {fp32_avx512, 2 * 16 * kChains};
         if (kind == "bf16") return {bf16_dots, 2 * 32 * kChains};
         return has_int8_dots() ? Peak{int8_dots, 2 * 64 * kChains} : Peak{};

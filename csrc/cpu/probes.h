@@ -23,4 +23,12 @@ int64_t probe_peak_operations(const std::string& level, const std::string& kind)
 // So many rounds on every thread, operands in registers.
 double probe_peak(const std::string& level, const std::string& kind, int64_t rounds, int threads);
 
+#if defined(HADRON_AMX)
+namespace avx512_amx {
+// A round: a dot into each of four registers of sums.
+constexpr int64_t kTileOperations = 4 * 2 * 16 * 16 * 32;
+double tile_dots(int64_t rounds);
+}  // namespace avx512_amx
+#endif
+
 }  // namespace hadron

@@ -50,20 +50,20 @@ def row(**changes: object) -> SimpleNamespace:
         ({"gbps": 39.0, "warm_gbps": 40.0}, True),
         ({"gbps": 37.0, "warm_gbps": 40.0}, False),
         ({"gbps": 39.0, "warm_gbps": 39.5}, False),
-        ({"m": 4, "of_peak": 0.55}, True),
-        ({"m": 4, "of_peak": 0.54, "gflops": 249.0}, False),
-        ({"m": 4, "of_peak": 0.1, "gflops": 250.0}, True),
-        ({"m": 8, "scheme": "fp8_e4m3_channel", "of_peak": 0.52}, True),
-        ({"m": 32, "of_peak": 0.59}, False),
-        ({"m": 512, "of_peak": 0.74}, False),
-        ({"m": 512, "scheme": "nvfp4", "of_peak": 0.62}, True),
-        ({"op": "moe", "shape": "288 experts, top 8", "m": 512, "of_peak": 0.41}, True),
-        ({"op": "moe", "shape": "64 experts, top 8", "m": 512, "of_peak": 0.41}, False),
+        ({"m": 4, "gflops": 550.0}, True),
+        ({"m": 4, "gflops": 249.0}, False),
+        ({"m": 4, "gflops": 250.0}, True),
+        ({"m": 8, "scheme": "fp8_e4m3_channel", "gflops": 520.0}, True),
+        ({"m": 32, "gflops": 590.0}, False),
+        ({"m": 512, "gflops": 740.0}, False),
+        ({"m": 512, "scheme": "nvfp4", "gflops": 620.0}, True),
+        ({"op": "moe", "shape": "288 experts, top 8", "m": 512, "gflops": 410.0}, True),
+        ({"op": "moe", "shape": "64 experts, top 8", "m": 512, "gflops": 410.0}, False),
         ({"op": "moe", "shape": "64 experts, top 8", "of_bandwidth": 0.8}, True),
     ],
 )
 def test_a_row_meets_its_bar_or_misses_it(scripts: Any, changes: dict[str, object], met: bool) -> None:
-    (verdict,) = scripts.bars.verdicts([row(**changes)])
+    (verdict,) = scripts.bars.verdicts([row(**changes)], 1000.0)
     assert verdict.met is met
     line, count = scripts.bars.table([verdict])
     assert ("MISSED" in line) is not met
@@ -71,7 +71,7 @@ def test_a_row_meets_its_bar_or_misses_it(scripts: Any, changes: dict[str, objec
 
 
 def test_rows_without_a_bar_are_left_out(scripts: Any) -> None:
-    assert list(scripts.bars.verdicts([row(m=3), row(scheme="int4_channel"), row(op="mlp")])) == []
+    assert list(scripts.bars.verdicts([row(m=3), row(scheme="int4_channel"), row(op="mlp")], 1000.0)) == []
 
 
 @pytest.mark.parametrize(
