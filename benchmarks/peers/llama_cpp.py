@@ -41,6 +41,7 @@ PARTS = ("products", "moe", "model")
 RESTS = ("BF16", "Q8_0")
 LINEAR_M = (1, 512)
 PROMPT, STEPS = 128, 32
+ROUNDS = 9  # of products; long ones end earlier
 #: more than rounding of activations to int8 explains
 FAR = 0.05
 #: Bars that are ratios to llama.cpp, and the one of tokens a second.
@@ -108,7 +109,7 @@ def bench(path: Path, gguf: Path, threads: int, *asked: str) -> list[Bench]:
             where=" ".join(command),
             found=str(error),
             accepted="a list of tests in JSON, as llama.cpp from September 2025 or later prints",
-            hint="run the command; another GGUF or a newer llama.cpp may help",
+            hint="run the command; leave this GGUF out with --rest, or use another build of llama.cpp",
         ) from error
 
 
@@ -139,7 +140,7 @@ class Products:
 
     def lines(self, cases: list[Case], shape: str, bars: dict[int, float]) -> Iterator[Line]:
         """Of one case of Hadron, followed by those of ggml, measured in turns."""
-        ours, *theirs = measure(cases, self.probes, threads=self.wanted.threads, isa=self.isa)
+        ours, *theirs = measure(cases, self.probes, threads=self.wanted.threads, isa=self.isa, rounds=ROUNDS)
         for i, row in enumerate(theirs):
             bar = f"{bars[row.m]:.2f}" if row.m in bars and i == 0 else ""
             yield Line(f"{shape}, M = {row.m}", row.provider, ours.ms, row.ms, "ms", row.ms / ours.ms, bar)
@@ -223,8 +224,8 @@ def measured_products(bench_path: Path, threads: int, parts: tuple[str, ...]) ->
         yield limits_text(probes.summary())
 
 
-def ggufs(checkpoint: Path, folder: Path) -> dict[str, Path]:
-    """The GGUF of every type of the rest, written where it is not there."""
+def ggufs(checkpoint: Path, folder: Path, rests: tuple[str, ...]) -> dict[str, Path]:
+    """The GGUF of every type of the rest asked for, written where it is not there."""
     config_path = checkpoint / "config.json"
     if not config_path.exists():
         raise UsageError(
@@ -235,7 +236,7 @@ def ggufs(checkpoint: Path, folder: Path) -> dict[str, Path]:
             hint=f"python benchmarks/full_width.py small-mxfp4 {checkpoint}",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {rest: folder / f"{checkpoint.name}-{rest.lower()}.gguf" for rest in RESTS}
+    paths = {rest: folder / f"{checkpoint.name}-{rest.lower()}.gguf" for rest in rests}
     for rest, path in paths.items():
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -278,13 +279,17 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def parts(text: str) -> tuple[str, ...]:
-    """Of `--only`."""
-    chosen = tuple(text.split(","))
-    unknown = sorted(set(chosen) - set(PARTS))
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
-    return chosen
+def some(*names: str) -> Callable[[str], tuple[str, ...]]:
+    """What reads a list of these with commas."""
+
+    def read(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        unknown = sorted(set(chosen) - set(names))
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(names)}")
+        return chosen
+
+    return read
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -293,7 +298,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bin", type=Path, help="the folder of llama.cpp's programs, instead of PATH")
     parser.add_argument("--model", type=Path, metavar="CHECKPOINT", help="a checkpoint that full_width.py wrote")
     parser.add_argument("--gguf", type=Path, metavar="FOLDER", help="where the GGUFs of its sizes are, or go")
-    parser.add_argument("--only", type=parts, help="some of " + ",".join(PARTS))
+    parser.add_argument("--only", type=some(*PARTS), help="some of " + ",".join(PARTS))
+    parser.add_argument("--rest", type=some(*RESTS), default=RESTS, help="of the GGUFs: some of " + ",".join(RESTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--contexts", type=numbers, default=(0, 1024), help="tokens before a step, as 0,1024")
     parser.add_argument("--rounds", type=int, default=3, help="of the model")
@@ -312,7 +318,7 @@ def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     try:
         path = program(options.bin)
-        paths = ggufs(options.model, options.gguf) if "model" in options.only else {}
+        paths = ggufs(options.model, options.gguf, options.rest) if "model" in options.only else {}
         print(HEAD)
         if paths:
             found = models(path, options.model, paths, options.threads, options.contexts, options.rounds)

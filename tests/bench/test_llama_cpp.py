@@ -57,6 +57,7 @@ def test_products_and_experts_are_measured_by_default_and_a_model_where_one_is_g
         (["--model", "a"], "--model and --gguf belong together"),
         (["--gguf", "a"], "--model and --gguf belong together"),
         (["--only", "model"], "--only model needs --model CHECKPOINT and --gguf FOLDER"),
+        (["--rest", "F16"], "'F16' is none of BF16, Q8_0"),
         (["--only", "moe,attention"], "'attention' is none of products, moe, model"),
     ],
 )
@@ -110,7 +111,7 @@ def test_a_gguf_is_of_one_model_type(peers: Any) -> None:
 
 def test_a_folder_without_a_configuration_is_no_checkpoint(peers: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no config\.json(.|\n)*full_width\.py"):
-        peers.script.ggufs(tmp_path, tmp_path / "ggufs")
+        peers.script.ggufs(tmp_path, tmp_path / "ggufs", ("BF16",))
 
 
 # llama-bench
@@ -167,7 +168,10 @@ def test_what_llama_bench_prints_stands_beside_hadron(
 @pytest.mark.parametrize(
     ("body", "texts"),
     [
-        ("sys.exit('unknown model architecture')", ["did not measure", "exit code 1: unknown model architecture"]),
+        (
+            "sys.exit('unknown model architecture')",
+            ["did not measure", "exit code 1: unknown model architecture", "with --rest"],
+        ),
         ("print('| model | size |')", ["did not measure", "a list of tests in JSON"]),
         ("print('[{\"n_prompt\": 128}]')", ["did not measure", "missing required field `n_gen`"]),
         ("print('[]')", ["left out a test", "none of generating behind 0 tokens", "use a newer llama.cpp"]),
