@@ -81,6 +81,18 @@ def test_what_only_prompts_hold_never_comes(temperature: float) -> None:
     assert not drawn & {2, 4} and len(drawn) == (SIZE - 2 if temperature else 1)
 
 
+def test_a_thought_is_closed_when_its_budget_is_used_up_and_left_alone_afterwards() -> None:
+    r = request([1], thinking_budget=2)
+    assert LogitRules(r, (), ()).idle
+    rules = LogitRules(r, (), (), thought_end=7)
+    logits = np.arange(SIZE, dtype=np.float32)
+    for text, forced in (([], False), ([3], False), ([3, 4], True), ([3, 4, 7], False), ([3, 4, 7, 5], False)):
+        r.output_token_ids[:] = text
+        row = logits.copy()
+        rules.apply(row)
+        assert (row.tolist() == [LOWEST] * 7 + [7] + [LOWEST] * 4) if forced else (row.tolist() == logits.tolist())
+
+
 def test_a_nan_is_not_hidden() -> None:
     row = np.array([0.0, np.nan, 1.0] + [0.0] * 9, np.float32)
     LogitRules(request([1], repetition_penalty=1.5, presence_penalty=1.0), {4}, ()).apply(row)

@@ -177,7 +177,10 @@ class Engine:
         matcher = None
         if params.structured is not None and self._grammars is not None:
             matcher = self._grammars.matcher(params.structured, ids if answer else ())
-        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher)
+        thought_end = None
+        if params.thinking_budget is not None and self._grammars is not None:
+            thought_end = self._grammars.open_thought(ids)
+        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, thought_end)
         if not rules.idle:
             self._rules[request_id] = rules
         self._scheduler.add(request)
