@@ -1,0 +1,160 @@
+"""The routes. What they answer is made elsewhere; errors take the shape of the API that was called."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from hadron.errors import HadronError
+from hadron.server.errors import ApiError, from_error
+from hadron.server.gate import Gate, record_of
+from hadron.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from hadron.server.service import Service
+from hadron.server.streaming import answer
+from hadron.server.tokenization import detokenize, tokenize
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of one server."""
+    app = FastAPI(
+        title="Hadron", version=version("hadron-llm"), docs_url=None, redoc_url=None,
+        description="OpenAI's and Anthropic's interfaces to one model.",
+    )  # fmt: skip
+    _errors(app)
+    _state(app, service)
+    _models(app, service)
+
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        return await service.chat(request, body)
+
+    @app.post("/v1/completions", response_class=Response)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continue texts."""
+        return await service.complete(request, body)
+
+    @app.post("/tokenize", response_class=Response)
+    async def tokens(body: TokenizeRequest) -> Response:
+        """Token ids of a text or a conversation."""
+        return answer(await service.prepared(tokenize, body))
+
+    @app.post("/detokenize", response_class=Response)
+    async def text(body: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        return answer(await service.prepared(detokenize, body))
+
+    if service.config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(service.config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(Gate, config=service.config, on_answer=service.metrics.answered)
+    return app
+
+
+def _state(app: FastAPI, service: Service) -> None:
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
+        """Whether the server is alive."""
+        return answer({"status": "ok"})
+
+    @app.get("/ready", response_class=Response)
+    async def ready() -> Response:
+        """Whether it takes requests."""
+        if service.worker.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        return answer({"status": "ready", "model": service.model.names[0]})
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Counters and latencies, for Prometheus."""
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/version", response_class=Response)
+    async def version_() -> Response:
+        """Hadron's version."""
+        return answer({"version": version("hadron-llm")})
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    def card(name: str) -> dict[str, Any]:
+        model = service.model
+        return {
+            "id": name, "object": "model", "created": model.created, "owned_by": "hadron",
+            "max_model_len": model.capacity,
+        }  # fmt: skip
+
+    @app.get("/v1/models", response_class=Response)
+    async def models() -> Response:
+        """The model, under each of its names."""
+        return answer({"object": "list", "data": [card(name) for name in service.model.names]})
+
+    @app.get("/v1/models/{name:path}", response_class=Response)
+    async def model(name: str) -> Response:
+        """The model, by one of its names."""
+        return answer(card(service.model.check_name(name)))
+
+
+def _errors(app: FastAPI) -> None:
+    def said(request: Request, error: ApiError) -> Response:
+        record = record_of(request.scope)
+        record.error = error.message
+        body = error.body(request.url.path, record.request_id)
+        return answer(body, status=error.status, headers=error.headers)
+
+    @app.exception_handler(ApiError)
+    async def _api(request: Request, error: ApiError) -> Response:
+        return said(request, error)
+
+    @app.exception_handler(HadronError)
+    async def _typed(request: Request, error: HadronError) -> Response:
+        return said(request, from_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        return said(request, invalid(error))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        cause = error.__cause__
+        if isinstance(cause, ApiError):
+            return said(request, cause)
+        if cause is not None:
+            return said(request, ApiError(400, f"the body cannot be read as JSON: {cause}"[:300], param="body"))
+        return said(request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> Response:
+        return said(request, from_error(error))
+
+
+def invalid(error: RequestValidationError) -> ApiError:
+    """The answer for a body that has not the right form: the first field at fault, and how many more."""
+    faults = error.errors()
+    first = min(faults, key=lambda fault: (-len(fault["loc"]), faults.index(fault)))
+    first = faults[0] if first["loc"][:2] != faults[0]["loc"][:2] else first
+    field = _field(first["loc"])
+    if first["type"] == "json_invalid":
+        detail = first.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is not JSON: {detail} at character {first['loc'][-1]}"[:300], param="body")
+    found = "nothing" if first["type"] == "missing" else f"{first.get('input')!r:.80}"
+    others = len({_field(fault["loc"]) for fault in faults} - {field})
+    more = f" (and {others} more fields)" if others else ""
+    return ApiError(400, f"{field}: found {found}; accepted: {first['msg']}{more}", param=field)
+
+
+def _field(loc: tuple[Any, ...]) -> str:
+    """`messages[0].content` from ("body", "messages", 0, "content", "str"): names of variants are left out."""
+    text = ""
+    for part in loc[1:]:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict") and not part[0].isupper():
+            text += f".{part}" if text else part
+    return text or "body"
