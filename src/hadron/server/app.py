@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from hadron.errors import HadronError
-from hadron.server.errors import ApiError, from_error
+from hadron.server.errors import ApiError, from_error, invalid
 from hadron.server.gate import Gate, record_of
 from hadron.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from hadron.server.service import Service
@@ -118,7 +118,7 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return said(request, invalid(error))
+        return said(request, invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -132,29 +132,3 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         return said(request, from_error(error))
-
-
-def invalid(error: RequestValidationError) -> ApiError:
-    """The answer for a body that has not the right form: the first field at fault, and how many more."""
-    faults = error.errors()
-    first = min(faults, key=lambda fault: (-len(fault["loc"]), faults.index(fault)))
-    first = faults[0] if first["loc"][:2] != faults[0]["loc"][:2] else first
-    field = _field(first["loc"])
-    if first["type"] == "json_invalid":
-        detail = first.get("ctx", {}).get("error", "")
-        return ApiError(400, f"the body is not JSON: {detail} at character {first['loc'][-1]}"[:300], param="body")
-    found = "nothing" if first["type"] == "missing" else f"{first.get('input')!r:.80}"
-    others = len({_field(fault["loc"]) for fault in faults} - {field})
-    more = f" (and {others} more fields)" if others else ""
-    return ApiError(400, f"{field}: found {found}; accepted: {first['msg']}{more}", param=field)
-
-
-def _field(loc: tuple[Any, ...]) -> str:
-    """`messages[0].content` from ("body", "messages", 0, "content", "str"): names of variants are left out."""
-    text = ""
-    for part in loc[1:]:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict") and not part[0].isupper():
-            text += f".{part}" if text else part
-    return text or "body"

@@ -6,7 +6,7 @@ message}}`. Both say what was found against what is accepted, and name the field
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hadron.errors import CapacityError, HadronError, RequestError, TokenizerError
@@ -57,6 +57,8 @@ class ApiError(Exception):
 
 def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """The answer for an exception. names: what the API calls fields that have another name inside."""
+    if isinstance(error, ApiError):
+        return error
     if not isinstance(error, HadronError):
         return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
     where = error.where
@@ -67,3 +69,28 @@ def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiE
     if isinstance(error, RequestError | TokenizerError | CapacityError):
         return ApiError(400, message, param=where)
     return ApiError(500, message, code=type(error).__name__)
+
+
+def invalid(faults: Sequence[Any]) -> ApiError:
+    """The answer for a body of the wrong form, from pydantic's faults: the first field, and how many more."""
+    first = min(faults, key=lambda fault: (-len(fault["loc"]), faults.index(fault)))
+    first = faults[0] if first["loc"][:2] != faults[0]["loc"][:2] else first
+    field = _field(first["loc"])
+    if first["type"] == "json_invalid":
+        detail = first.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is not JSON: {detail} at character {first['loc'][-1]}"[:300], param="body")
+    found = "nothing" if first["type"] == "missing" else f"{first.get('input')!r:.80}"
+    others = len({_field(fault["loc"]) for fault in faults} - {field})
+    more = f" (and {others} more fields)" if others else ""
+    return ApiError(400, f"{field}: found {found}; accepted: {first['msg']}{more}", param=field)
+
+
+def _field(loc: tuple[Any, ...]) -> str:
+    """`messages[0].content` from ("body", "messages", 0, "content", "str"): names of variants are left out."""
+    text = ""
+    for part in loc[1:]:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict") and not part[0].isupper():
+            text += f".{part}" if text else part
+    return text or "body"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -103,7 +104,7 @@ class Gate:
                 await refusal(scope, receive, watched)
                 return
             await self.app(scope, self._bounded(receive), watched)
-        except ClientLeftError:
+        except (ClientLeftError, asyncio.CancelledError):  # cancelled: the server stops, and nobody may wait longer
             record.status = LEFT
         except BaseException:
             record.status = record.status if record.status >= 400 else 500

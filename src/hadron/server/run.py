@@ -30,20 +30,33 @@ log = logging.getLogger("hadron.server")
 
 #: Seconds that a step which is being computed gets to end, when the server stops.
 LAST_STEP = 5.0
+#: Seconds in which answers that are cut off may say so.
+GOODBYE = 1.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's, but any second signal stops it, and it leaves by returning."""
+    """uvicorn's, but any second signal stops it, what it cuts off is told so, and it leaves by returning."""
 
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout: int) -> None:
         super().__init__(config)
-        self._on_signal = on_signal
+        self._worker = worker
+        self._drain_timeout = drain_timeout
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and the application is told in any case."""
+        """Wait for requests to end, until `force_exit`."""
+        loop = asyncio.get_running_loop()
+        if self._drain_timeout:
+            loop.call_later(self._drain_timeout, self._force)
         await super().shutdown(sockets)
         if self.force_exit:
+            self._worker.abandon()
+            end = loop.time() + GOODBYE
+            while self.server_state.tasks and loop.time() < end:
+                await asyncio.sleep(0.01)
             await self.lifespan.shutdown()
+
+    def _force(self) -> None:
+        self.force_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second stops."""
@@ -51,7 +64,7 @@ class _Uvicorn(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-        self._on_signal()
+        self._worker.drain()
         log.info("signal %d: %s", sig, "stopping" if self.force_exit else "draining; once more to stop at once")
 
 
@@ -84,9 +97,10 @@ class Server:
         self._server = _Uvicorn(
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False, lifespan="on", loop="asyncio",
-                http="h11", timeout_graceful_shutdown=config.drain_timeout or None,
+                http="h11",
             ),
-            self.worker.drain,
+            self.worker,
+            config.drain_timeout,
         )  # fmt: skip
 
     def run(self) -> None:

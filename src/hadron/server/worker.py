@@ -116,6 +116,12 @@ class Worker:
         """Take no more requests."""
         self.draining = True
 
+    def abandon(self) -> None:
+        """Tell everybody who waits that nothing more will come."""
+        error = ApiError(503, "the server was stopped before the answer was complete", code="shutting_down")
+        for generation in self._live.values():
+            generation.put([_failure(0, error)], time.monotonic())
+
     def stop(self) -> None:
         """End every request and the thread."""
         self.draining = True
@@ -213,7 +219,7 @@ class Worker:
                 events = engine.step()
             except Exception as error:
                 log.exception("a step failed")
-                self._send(self._lost(error))
+                self._send(self._lost(engine, error))
             else:
                 self._send(self._taken(events))
             self.load = engine.load
@@ -255,14 +261,14 @@ class Worker:
                 del self._owners[event.request_id]
         return list(found.values())
 
-    def _lost(self, error: Exception) -> list[tuple[Generation, list[Output]]]:
-        """Requests that a failed step took with it."""
+    def _lost(self, engine: Engine, error: Exception) -> list[tuple[Generation, list[Output]]]:
+        """A bug of ours ended a step somewhere: no request can be trusted to stand where it should."""
+        engine.abort_all()
         lost = []
-        for request_id, generation in list(self._owners.items()):
-            request = next(r for r in generation.requests if r.request_id == request_id)
-            if request.is_finished:
-                del self._owners[request_id]
-                lost.append((generation, [_failure(request.index, error)]))
+        for request_id, generation in self._owners.items():
+            index = next(r.index for r in generation.requests if r.request_id == request_id)
+            lost.append((generation, [_failure(index, error)]))
+        self._owners.clear()
         return lost
 
     def _send(self, batch: list[tuple[Generation, list[Output]]]) -> None:
