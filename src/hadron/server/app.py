@@ -14,7 +14,9 @@ from starlette.responses import Response
 from hadron.errors import HadronError
 from hadron.server.errors import ApiError, from_error, invalid
 from hadron.server.gate import Gate, record_of
+from hadron.server.messages_protocol import CountRequest, MessagesRequest
 from hadron.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from hadron.server.responses_protocol import ResponsesRequest
 from hadron.server.service import Service
 from hadron.server.streaming import answer
 from hadron.server.tokenization import detokenize, tokenize
@@ -39,6 +41,21 @@ def create_app(service: Service) -> FastAPI:
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue texts."""
         return await service.complete(request, body)
+
+    @app.post("/v1/responses", response_class=Response)
+    async def responses(request: Request, body: ResponsesRequest) -> Response:
+        """Answer, in OpenAI's newer shape."""
+        return await service.respond_openai(request, body)
+
+    @app.post("/v1/messages", response_class=Response)
+    async def messages(request: Request, body: MessagesRequest) -> Response:
+        """Answer, in Anthropic's shape."""
+        return await service.message(request, body)
+
+    @app.post("/v1/messages/count_tokens", response_class=Response)
+    async def counts(body: CountRequest) -> Response:
+        """Count the tokens of a conversation."""
+        return await service.count(body)
 
     @app.post("/tokenize", response_class=Response)
     async def tokens(body: TokenizeRequest) -> Response:

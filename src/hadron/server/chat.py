@@ -41,19 +41,29 @@ class Prepared:
         ]  # fmt: skip
 
 
-def prepare_chat(model: Model, request: ChatRequest, *, capped: bool = False) -> Prepared:
-    """`ApiError` for what cannot be done, naming the field. capped: max_tokens may exceed the context."""
+def prepare_chat(
+    model: Model, request: ChatRequest, *, capped: bool = False, names: Mapping[str, str] | None = None
+) -> Prepared:
+    """`ApiError` for what cannot be done, naming the field.
+
+    capped: max_tokens may exceed the context. names: what fields are called in the interface that was used.
+    """
+    try:
+        return _prepare(model, request, capped=capped)
+    except ApiError as error:
+        for inner, outer in (names or {}).items():
+            if error.param is not None and (error.param == inner or error.param.startswith((f"{inner}.", f"{inner}["))):
+                error.message = error.message.replace(error.param, outer + error.param[len(inner) :])
+                error.param = outer + error.param[len(inner) :]
+        raise
+
+
+def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
     name = model.check_name(request.model)
     tools, choice = _tools(model, request)
     structured = _structured(model, request, tools, choice)
     try:
-        text = model.render(
-            as_templates_read(request.messages),
-            [dict(tool) for tool in tools] or None,
-            _switches(request),
-            add_generation_prompt=request.add_generation_prompt is not False,
-            go_on=bool(request.continue_final_message),
-        )
+        text = _render(model, request, tools)
         wanted = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
         ids = model.encode(text, "messages", chat=True)
         prompt = model.check_prompt(ids, "messages", max_tokens=wanted, capped=capped)
@@ -77,11 +87,29 @@ def _blame(request: ChatRequest, choice: str) -> dict[str, str]:
     return {"structured_outputs": "response_format"} if request.response_format else {}
 
 
+def count_tokens(model: Model, request: ChatRequest) -> int:
+    """Tokens of the prompt, also of one that does not fit."""
+    tools, _ = _tools(model, request)
+    return len(model.encode(_render(model, request, tools), "messages", chat=True))
+
+
+def _render(model: Model, request: ChatRequest, tools: Sequence[dict[str, Any]]) -> str:
+    return model.render(
+        as_templates_read(request.messages),
+        [dict(tool) for tool in tools] or None,
+        _switches(request),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        go_on=bool(request.continue_final_message),
+    )
+
+
 def as_templates_read(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as mappings; `ApiError` for one that has not what its role needs."""
     out = []
     for index, message in enumerate(messages):
         values = message.model_dump(exclude_none=True)
+        if message.role == "developer":
+            values["role"] = "system"  # templates that do not know the other would leave it out
         if message.role == "tool" and message.content is None:
             raise ApiError(
                 400, f"messages[{index}].content: a tool's message has none; accepted: its result",

@@ -6,6 +6,7 @@ message}}`. Both say what was found against what is accepted, and name the field
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ _TYPES = {
     500: ("server_error", "api_error"),
     503: ("server_error", "overloaded_error"),
 }
+
+
+#: Depth-limited: what is shown may be nested as deep as JSON can be.
+_shown = reprlib.Repr()
+_shown.maxstring = 80
 
 
 class ApiError(Exception):
@@ -73,13 +79,12 @@ def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiE
 
 def invalid(faults: Sequence[Any]) -> ApiError:
     """The answer for a body of the wrong form, from pydantic's faults: the first field, and how many more."""
-    first = min(faults, key=lambda fault: (-len(fault["loc"]), faults.index(fault)))
-    first = faults[0] if first["loc"][:2] != faults[0]["loc"][:2] else first
+    first = max((f for f in faults if f["loc"][:2] == faults[0]["loc"][:2]), key=lambda fault: len(fault["loc"]))
     field = _field(first["loc"])
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", "")
         return ApiError(400, f"the body is not JSON: {detail} at character {first['loc'][-1]}"[:300], param="body")
-    found = "nothing" if first["type"] == "missing" else f"{first.get('input')!r:.80}"
+    found = "nothing" if first["type"] == "missing" else _shown.repr(first.get("input"))[:80]
     others = len({_field(fault["loc"]) for fault in faults} - {field})
     more = f" (and {others} more fields)" if others else ""
     return ApiError(400, f"{field}: found {found}; accepted: {first['msg']}{more}", param=field)

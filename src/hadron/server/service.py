@@ -10,16 +10,21 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hadron.server import messages_protocol, responses_protocol
 from hadron.server.answers import Answers, Counts
-from hadron.server.chat import Prepared, prepare_chat
+from hadron.server.chat import Prepared, count_tokens, prepare_chat
 from hadron.server.chat_completions import ChatAnswer
 from hadron.server.completions import CompletionAnswer, prepare_completions
 from hadron.server.config import ServerConfig
 from hadron.server.errors import ApiError
 from hadron.server.gate import Record, record_of
+from hadron.server.messages import MessageAnswer
+from hadron.server.messages_protocol import CountRequest, MessagesRequest
 from hadron.server.metrics import Metrics
 from hadron.server.model import Model
 from hadron.server.protocol import ChatRequest, CompletionRequest
+from hadron.server.responses import ResponseAnswer
+from hadron.server.responses_protocol import ResponsesRequest
 from hadron.server.streaming import EventStream, answer, while_connected
 from hadron.server.worker import Generation, Worker
 
@@ -66,6 +71,27 @@ class Service:
         generation, answers = self.begin(request, prepared)
         chat = ChatAnswer(self.model, body, prepared, answers, answer_id)
         return await self.respond(request, [generation], answers.counts, bool(body.stream), chat.whole, chat.events)
+
+    async def respond_openai(self, request: Request, body: ResponsesRequest) -> Response:
+        """`/v1/responses`."""
+        chat = responses_protocol.as_chat(body)
+        prepared = await self.prepared(prepare_chat, chat, capped=True, names=responses_protocol.error_names())
+        generation, answers = self.begin(request, prepared)
+        answer_id = f"resp_{record_of(request.scope).request_id}"
+        made = ResponseAnswer(self.model, body, prepared, answers, answer_id)
+        return await self.respond(request, [generation], answers.counts, bool(body.stream), made.whole, made.events)
+
+    async def message(self, request: Request, body: MessagesRequest) -> Response:
+        """`/v1/messages`."""
+        chat = messages_protocol.as_chat(body)
+        prepared = await self.prepared(prepare_chat, chat, capped=True, names=messages_protocol.error_names())
+        generation, answers = self.begin(request, prepared)
+        made = MessageAnswer(prepared, answers, f"msg_{record_of(request.scope).request_id}")
+        return await self.respond(request, [generation], answers.counts, bool(body.stream), made.whole, made.events)
+
+    async def count(self, body: CountRequest) -> Response:
+        """`/v1/messages/count_tokens`."""
+        return answer({"input_tokens": await self.prepared(count_tokens, messages_protocol.as_chat(body))})
 
     def begin(self, request: Request, prepared: Prepared) -> tuple[Generation, Answers]:
         """Queue a chat; its answers."""
