@@ -60,6 +60,16 @@ class ApiError(Exception):
             }
         return {"error": {"message": self.message, "type": openai, "param": self.param, "code": self.code}}
 
+    def as_request_error(self) -> RequestError:
+        """The same for those who do not speak HTTP."""
+        cause = self.__cause__
+        if isinstance(cause, RequestError):
+            return cause
+        return RequestError(
+            "this cannot be answered", where=self.param or "the request", found=self.message,
+            accepted="see what was found", hint="change it as it says",
+        )  # fmt: skip
+
 
 def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """The answer for an exception. names: what the API calls fields that have another name inside."""
