@@ -78,17 +78,21 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         events = aiter(self._events)
         following: asyncio.Future[bytes] | None = None
-        while True:
-            following = following or asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({following}, timeout=PATIENCE)
-            body = b": still here\n\n"
-            if done:
-                try:
-                    body = following.result()
-                except StopAsyncIteration:
-                    break
-                following = None
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            while True:
+                following = following or asyncio.ensure_future(anext(events))
+                done, _ = await asyncio.wait({following}, timeout=PATIENCE)
+                body = b": still here\n\n"
+                if done:
+                    try:
+                        body = following.result()
+                    except StopAsyncIteration:
+                        break
+                    following = None
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            if following is not None:
+                following.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
