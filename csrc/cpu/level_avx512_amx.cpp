@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kFewGroups = 4;    // groups of sixteen rows that share a chunk of one panel in L1
 constexpr int64_t kManyGroups = 32;  // whose sums over all panels stay in L2
+constexpr int64_t kAhead = 4;        // chunks
 constexpr int64_t kSlice = 2;        // chunks of two groups that stay in L1 for all panels
 
 int64_t chunks(const Weight& w) {
@@ -109,6 +110,7 @@ class Rows {
             if (held) load_sums();
             unit(from, last, 0, 0, work_.units[0]);
             for (int64_t i = 0; i < count; ++i) {
+                if (from == first) fetch_along(from + i % groups * kTileRows, last, i / groups + kAhead);
                 fetch(from + groups * kTileRows, last, i);
                 const int64_t next = i + 1;
                 if (next < count) unit(from, last, next % groups, next / groups, work_.units[next % 2]);
@@ -195,6 +197,14 @@ class Rows {
     void unit(int64_t from, int64_t last, int64_t group, int64_t c, Unit& to) {
         scales_[group].chunk(c, to);
         unpack_unit(w_, unpack_, from + group * kTileRows, last, c, to);
+    }
+
+    // The first rows have none before them that bring them: later chunks of sixteen, side by side.
+    void fetch_along(int64_t row, int64_t last, int64_t c) const {
+        for (int64_t r = row; r < row + kTileRows && r < last && c < chunks(w_); ++r) {
+            const auto* at = reinterpret_cast<const char*>(w_.codes + r * w_.row_bytes + c * Unpack::kBytes);
+            for (int64_t line = 0; line < Unpack::kBytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+        }
     }
 
     // The next rows are brought to L2 in the order of memory: sixteen rows side by side are in none.

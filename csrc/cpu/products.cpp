@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kBlock = 16;        // rows of the smallest share: the tile of the widest level
 constexpr int64_t kExpertBlock = 64;  // rows of one piece of expert work
-constexpr int64_t kManyTokens = 8;    // from here on a piece is larger: what a call sets up serves more rows
+constexpr int64_t kManyTokens = 2;    // from here on a piece is larger: what a call sets up serves more rows
 
 int64_t aligned(int64_t bytes) {
     return (bytes + 63) / 64 * 64;

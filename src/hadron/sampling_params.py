@@ -80,6 +80,7 @@ class SamplingParams:
     min_tokens: neither end nor stop before so many. ignore_eos: go on past the model's own end tokens.
     logprobs: for each token its log-probability and that of the N likeliest, before temperature and before
     everything else that changes logits. prompt_logprobs: the same for the tokens of the prompt.
+    thinking_budget: most tokens of the thought that a prompt leaves open; then it is closed.
     skip_special_tokens: leave markup out of the text. structured_outputs: what the text must be, a
     `StructuredOutputsParams` or a mapping of its fields.
     """
@@ -101,6 +102,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
+    thinking_budget: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
@@ -116,6 +118,7 @@ class SamplingParams:
         _integer("seed", self.seed, 0, 2**64 - 1)
         _integer("n", self.n, 1, MOST_CONTINUATIONS)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _integer("thinking_budget", self.thinking_budget, 0, None)
         _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MOST_LOGPROBS)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -202,7 +202,7 @@ def test_help_groups_options_and_shows_examples(capsys: pytest.CaptureFixture[st
 
 
 def test_escape_codes_do_not_reach_a_terminal() -> None:
-    assert generate._visible("a\x1b[2Jb\n\tc\r\x00é😀") == "a\\x1b[2Jb\n\tc\\r\\x00é😀"
+    assert console.visible("a\x1b[2Jb\n\tc\r\x00é😀") == "a\\x1b[2Jb\n\tc\\r\\x00é😀"
 
 
 def environment() -> dict[str, str]:
@@ -274,7 +274,7 @@ def test_bars_follow_what_is_being_done(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(generate.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(console, "progress", Bar)
     Bar.opened = []
-    with generate._Bars() as bars:
+    with generate.Bars() as bars:
         bars.report("headers", 1, 3)
         bars.report("headers", 3, 3)
         bars.report("download", 10, 90)
@@ -288,7 +288,7 @@ def test_what_is_done_at_once_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(generate.time, "monotonic", lambda: 0.0)
     monkeypatch.setattr(console, "progress", Bar)
     Bar.opened = []
-    with generate._Bars() as bars:
+    with generate.Bars() as bars:
         bars.report("map", 1, 2)
         bars.report("map", 2, 2)
     assert Bar.opened == []

@@ -95,6 +95,18 @@ def test_a_nan_is_not_hidden(never: set[int]) -> None:
     assert caught.value.where == "position 7, token 1"
 
 
+def test_a_thought_is_closed_when_its_budget_is_used_up_and_left_alone_afterwards() -> None:
+    r = request([1], thinking_budget=2)
+    assert LogitRules(r, (), ()).idle
+    rules = LogitRules(r, (), (), thought_end=7)
+    logits = np.arange(SIZE, dtype=np.float32)
+    for text, forced in (([], False), ([3], False), ([3, 4], True), ([3, 4, 7], False), ([3, 4, 7, 5], False)):
+        r.output_token_ids[:] = text
+        row = logits.copy()
+        rules.apply(row)
+        assert (row.tolist() == [LOWEST] * 7 + [7] + [LOWEST] * 4) if forced else (row.tolist() == logits.tolist())
+
+
 def test_without_wishes_nothing_is_touched() -> None:
     assert LogitRules(request([1, 2]), (), {1}).idle
     for params in ({"min_tokens": 1}, {"logit_bias": {1: 2.0}}, {"presence_penalty": 1}, {"repetition_penalty": 2.0}):

@@ -61,6 +61,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def visible(text: str) -> str:
+    """As `printable`, but lines and tabs stay."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
 def write_error(error: HadronError) -> None:
     """Print the four parts of an error on stderr."""
     write_failure(str(error))

@@ -152,11 +152,11 @@ def _standard_input() -> str:
 def _load(model: str, settings: dict[str, Any]) -> LLM:
     from hadron.llm import LLM
 
-    with _Bars() as bars:
+    with Bars() as bars:
         return LLM(model, report=bars.report, **settings)
 
 
-class _Bars(ExitStack):
+class Bars(ExitStack):
     """One progress bar after another, for whatever is being done; none for what is done at once."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class _Out:
     def write(self, text: str) -> None:
         """Write some of a text."""
         if text:
-            sys.stdout.write(_visible(text) if self._terminal else text)
+            sys.stdout.write(console.visible(text) if self._terminal else text)
             self._open = not text.endswith("\n")
         if self._terminal:
             sys.stdout.flush()
@@ -224,11 +224,6 @@ class _Out:
         """Begin a new line, where one is begun."""
         if self._open:
             self.write("\n")
-
-
-def _visible(text: str) -> str:
-    """Text for a terminal: what it would act upon, such as escape codes, is spelt out."""
-    return "\n".join("\t".join(map(console.printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def _logprob_lines(ids: list[int], rows: Sequence[Row | None] | None) -> list[str]:

@@ -24,6 +24,8 @@ from hadron.errors import HadronError
 COMMANDS = {
     "check": ("hadron.cli.check", "Say how every tensor of a checkpoint will be used."),
     "generate": ("hadron.cli.generate", "Continue a prompt."),
+    "chat": ("hadron.cli.chat", "Talk with a model in the terminal."),
+    "serve": ("hadron.cli.serve", "Serve a model to OpenAI's and Anthropic's clients."),
     "bench": ("hadron.cli.bench", "Measure kernels and models on this machine."),
     "env": ("hadron.cli.env", "Print versions, processor and memory, for bug reports."),
 }

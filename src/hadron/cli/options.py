@@ -194,6 +194,8 @@ def sampling_options(function: F) -> F:
                    help="End before this text; may be given several times."),
             option("--stop-token-ids", metavar="IDS", group=group, help="End after one of these ids."),
             option("--ignore-eos", is_flag=True, group=group, help="Go on past the model's end tokens."),
+            option("--thinking-budget", type=int, metavar="N", group=group,
+                   help="Close the thought that the prompt leaves open after N tokens."),
             option("--logprobs", type=int, metavar="N", group=group,
                    help="Give each token's log-probability and the N likeliest."),
             option("--prompt-logprobs", type=int, metavar="N", group=group,

@@ -24,6 +24,7 @@ from hadron.preflight.memory import cache_room
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import listed_end_tokens
 from hadron.tokenizer import tokenizer as tokenizers
+from hadron.tokenizer.markup import TURNS
 from hadron.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ LEAST_CONTEXT = 4096
 SNAPSHOT_SHARE = 0.25
 #: More snapshots than this are never kept.
 MOST_SNAPSHOTS = 512
-#: Markup that opens a turn of a conversation.
-TURNS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
-
 #: Kinds of `<kind>_token_id` in config.json, and markup that opens a text: what only prompts hold.
 PLACEHOLDERS = (
     "image", "image_start", "image_end", "video", "video_start", "video_end",

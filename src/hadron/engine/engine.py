@@ -19,7 +19,7 @@ from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob, Request, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
-from hadron.engine.stats import Stats
+from hadron.engine.stats import Load, Stats
 from hadron.engine.structured import Grammars
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.layers.logits import Logits
@@ -69,6 +69,7 @@ class Engine:
         self._eos = eos
         self._tokenizer = tokenizer
         self._budget = max_num_batched_tokens
+        self._pages = runner.manager.blocks.free_blocks
         self._scheduler = Scheduler(
             runner.manager,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -91,6 +92,13 @@ class Engine:
     def stats(self) -> Stats:
         """What was counted since the engine began."""
         return self._scheduler.stats
+
+    @property
+    def load(self) -> Load:
+        """What the engine holds at this moment."""
+        manager, scheduler = self._runner.manager, self._scheduler
+        used = self._pages - manager.blocks.free_blocks
+        return Load(len(scheduler.waiting), len(scheduler.running), used, self._pages, manager.free_slots)
 
     def check_prompt(self, prompt: Sequence[int], where: str) -> tuple[int, ...]:
         """The prompt's ids, or `RequestError` / `CapacityError`; nothing is queued."""
@@ -177,7 +185,10 @@ class Engine:
         matcher = None
         if params.structured is not None and self._grammars is not None:
             matcher = self._grammars.matcher(params.structured, ids if answer else ())
-        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher)
+        thought_end = None
+        if params.thinking_budget is not None and self._grammars is not None:
+            thought_end = self._grammars.open_thought(ids)
+        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, thought_end)
         if not rules.idle:
             self._rules[request_id] = rules
         self._scheduler.add(request)

@@ -21,14 +21,21 @@ LOWEST = np.finfo(np.float32).min
 
 class LogitRules:
     """The rules of one request. never: ids that only prompts hold. eos: the model's end tokens. matcher: of the
-    grammar that the text must follow; it has the last word."""
+    grammar that the text must follow; it has the last word. thought_end: the id that ends the thought which the
+    prompt leaves open."""
 
     def __init__(
-        self, request: Request, never: Collection[int], eos: Collection[int], matcher: Matcher | None = None
+        self,
+        request: Request,
+        never: Collection[int],
+        eos: Collection[int],
+        matcher: Matcher | None = None,
+        thought_end: int | None = None,
     ) -> None:
         params = request.params
         self._request = request
         self.matcher = matcher
+        self._thought_end = None if params.thinking_budget is None else thought_end
         self._never = _ids(never)
         self._ends = _ids({*eos, *params.stop_token_ids})
         bias = params.logit_bias or {}
@@ -44,7 +51,7 @@ class LogitRules:
         """Whether nothing is ever changed."""
         return not (
             len(self._never) or len(self._biased) or self._repetition != 1 or self._frequency or self._presence
-            or self._request.params.min_tokens or self.matcher is not None
+            or self._request.params.min_tokens or self.matcher is not None or self._thought_end is not None
         )  # fmt: skip
 
     def apply(self, logits: Row) -> None:
@@ -55,6 +62,8 @@ class LogitRules:
             self._counted = len(generated)
             self._penalize(logits)
         logits[self._biased] += self._bias
+        if self._close_thought(logits):
+            return
         banned = self._never
         if len(generated) < params.min_tokens:
             banned = np.concatenate([banned, self._ends])
@@ -65,6 +74,23 @@ class LogitRules:
         both = allowed.copy()
         both[banned] = False
         logits[~(both if both.any() else allowed)] = LOWEST
+
+    def _close_thought(self, logits: Row) -> bool:
+        """Leave nothing but the end of the thought, where it is open and has used up its budget."""
+        end, generated = self._thought_end, self._request.output_token_ids
+        if end is None:
+            return False
+        if end in generated:
+            self._thought_end = None
+            return False
+        budget = self._request.params.thinking_budget
+        assert budget is not None
+        if len(generated) < budget:
+            return False
+        value = logits[end]
+        logits[:] = LOWEST
+        logits[end] = value
+        return True
 
     def _penalize(self, logits: Row) -> None:
         seen = _ids(self._counts)

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Load(NamedTuple):
+    """Requests that wait and run; pages that they hold, of how many; state slots that nobody holds."""
+
+    waiting: int
+    running: int
+    pages_used: int
+    pages: int
+    free_slots: int
 
 
 @dataclass(slots=True)

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from hadron.errors import RequestError
 from hadron.sampling_params import StructuredOutputsParams
+from hadron.tokenizer.markup import Mark, Markup
 from hadron.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
-
-#: Markup around a thought.
-THINK, THINK_END = "<think>", "</think>"
 
 
 class Grammars:
@@ -31,6 +29,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, eos: Collection[int]) -> None:
         self._tokenizer = tokenizer
+        self._markup = Markup(tokenizer)
         self._vocabulary = vocabulary
         self._eos = sorted(eos)
 
@@ -55,15 +54,11 @@ class Grammars:
         inner = LLMatcher(self._llguidance, _source(wanted), log_level=0)
         if inner.is_error():
             raise _refused(wanted, inner.get_error())
-        return Matcher(inner, wanted, self._vocabulary, self._open_thought(prompt))
+        return Matcher(inner, wanted, self._vocabulary, self.open_thought(prompt))
 
-    def _open_thought(self, prompt: Sequence[int]) -> int | None:
+    def open_thought(self, prompt: Sequence[int]) -> int | None:
         """The id that ends the thought which a prompt leaves open; None where it leaves none."""
-        begin, end = (self._tokenizer.token_id(word) for word in (THINK, THINK_END))
-        if begin is None or end is None:
-            return None
-        last = next((token for token in reversed(prompt) if token in (begin, end)), None)
-        return end if last == begin else None
+        return self._markup.ids[Mark.THINK_END] if self._markup.open_thought(prompt) else None
 
 
 class Matcher:

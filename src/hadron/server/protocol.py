@@ -1,0 +1,189 @@
+"""What OpenAI's chat and completion endpoints take. Fields that are not known are ignored, and logged by name.
+
+Types are strict: "5" is no number. What values make sense is decided where they are used, by `SamplingParams`
+and the engine, so that every interface refuses alike. Fields beyond OpenAI's are vLLM's, by the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Json = dict[str, Any]
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class Given(BaseModel):
+    """A body, or a part of one."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that have no meaning here."""
+        return sorted(self.model_extra or ())
+
+
+class StreamOptions(Given):
+    """include_usage: end with the counts of tokens. continuous_usage_stats: send them with every piece."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Sampling(Given):
+    """How to continue; None is the checkpoint's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    thinking_budget: int | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: Json | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    model: str | None = None
+    user: str | None = None
+
+
+class FunctionCall(Given):
+    """A call that the model made earlier. arguments: the text of a JSON object."""
+
+    name: str
+    arguments: str | Json | None = None
+
+
+class ToolCall(Given):
+    """One of an assistant's calls."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Part(Given):
+    """A part of a message. text: of parts that are text."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Given):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Function(Given):
+    """A function that the model may call. parameters: a JSON schema of an object."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(Given):
+    """Something that the model may call."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(Given):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Given):
+    """The one function that must be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class JsonSchemaFormat(Given):
+    """A schema by which the answer must be written."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Json | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Given):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatRequest(Sampling):
+    """`POST /v1/chat/completions`. reasoning_effort, chat_template_kwargs: for the template."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Json | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionRequest(Sampling):
+    """`POST /v1/completions`. prompt: text, token ids, or a list of either."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeRequest(Given):
+    """`POST /tokenize`: a text, or messages as the chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Json | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Given):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds

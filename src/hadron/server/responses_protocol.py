@@ -1,0 +1,212 @@
+"""What OpenAI's responses endpoint takes, and the chat request that it becomes. Nothing is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hadron.server.errors import ApiError
+from hadron.server.messages_protocol import validated
+from hadron.server.protocol import ChatRequest, Given, Json
+
+
+class Item(Given):
+    """A message, a call, its result, or a thought."""
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[Json] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Json] | None = None
+    summary: list[Json] | None = None
+
+
+class FunctionTool(Given):
+    """Something that the model may call."""
+
+    type: str = "function"
+    name: str | None = None
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Given):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(Given):
+    """How much the model thinks."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextFormat(Given):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[Json | None, Field(alias="schema")] = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class Text(Given):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Given):
+    """`POST /v1/responses`."""
+
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    user: str | None = None
+
+
+def as_chat(request: ResponsesRequest) -> ChatRequest:
+    """The chat request that means the same; `ApiError` where there is none."""
+    for name in ("previous_response_id", "conversation", "background"):
+        if getattr(request, name):
+            raise ApiError(
+                400, f"{name}: nothing is stored here; accepted: the whole conversation as input", param=name
+            )  # fmt: skip
+    values: Json = {
+        "model": request.model, "messages": _messages(request), "max_tokens": request.max_output_tokens,
+        "temperature": request.temperature, "top_p": request.top_p, "stream": request.stream,
+        "parallel_tool_calls": request.parallel_tool_calls,
+    }  # fmt: skip
+    if request.tools:
+        values["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
+    choice = request.tool_choice
+    if isinstance(choice, NamedChoice):
+        values["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif request.tools or choice == "required":
+        values["tool_choice"] = choice
+    if request.reasoning is not None:
+        values["reasoning_effort"] = request.reasoning.effort
+    form = None if request.text is None else request.text.format
+    if form is not None:
+        schema = {"name": form.name, "schema": form.schema_}
+        values["response_format"] = {"type": form.type}
+        if form.type == "json_schema":
+            values["response_format"]["json_schema"] = schema
+    if request.top_logprobs:
+        values |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    return validated(values)
+
+
+def _tool(index: int, tool: FunctionTool) -> Json:
+    if tool.type != "function" or tool.name is None:
+        field = "type" if tool.type != "function" else "name"
+        raise ApiError(
+            400, f"tools[{index}].{field}: found {getattr(tool, field)!r:.40}; accepted: functions that the client "
+            "runs", param=f"tools[{index}].{field}",
+        )  # fmt: skip
+    function: Json = {"name": tool.name, "parameters": tool.parameters or {"type": "object", "properties": {}}}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _messages(request: ResponsesRequest) -> list[Json]:
+    out: list[Json] = []
+    if request.instructions:
+        out.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*out, {"role": "user", "content": request.input}]
+    for index, item in enumerate(request.input):
+        _add(out, item, f"input[{index}]")
+    return out
+
+
+def _add(out: list[Json], item: Item, where: str) -> None:
+    kind = item.type or "message"
+    if kind == "message" and item.role in ("user", "system", "developer"):
+        out.append({"role": item.role, "content": _content(item.content, f"{where}.content")})
+    elif kind == "message" and item.role == "assistant":
+        turn = _turn(out)
+        turn["content"] += _text(item.content, f"{where}.content")
+    elif kind == "reasoning":
+        turn = _turn(out)
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item.content or [], f"{where}.content")
+    elif kind == "function_call":
+        if item.name is None:
+            raise ApiError(400, f"{where}.name: found nothing; accepted: a function's", param=f"{where}.name")
+        function = {"name": item.name, "arguments": item.arguments or ""}
+        _turn(out).setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+    elif kind == "function_call_output":
+        content = _text(item.output, f"{where}.output")
+        out.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    else:
+        found = item.role if kind == "message" else kind
+        raise ApiError(
+            400, f"{where}: found {str(found)[:40]!r}; accepted: messages of user, system, developer and assistant, "
+            "function_call, function_call_output, reasoning", param=where,
+        )  # fmt: skip
+
+
+def _turn(out: list[Json]) -> Json:
+    """The assistant's turn that is open: thoughts, text and calls of one turn are one message."""
+    if not out or out[-1]["role"] != "assistant":
+        out.append({"role": "assistant", "content": ""})
+    return out[-1]
+
+
+def _content(content: str | list[Json] | None, where: str) -> Any:
+    """Text, or parts as chats have them; pictures are left for the template to name."""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content or ()):
+        kind = part.get("type")
+        if kind in ("input_image", "input_file", "input_audio"):
+            raise ApiError(
+                400, f"{where}[{index}].type: found {kind!r}; accepted: text", param=f"{where}[{index}].type"
+            )
+        parts.append({"type": "text", "text": _text([part], f"{where}[{index}]")})
+    return parts
+
+
+def _text(content: str | list[Json] | None, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content or ()):
+        text = part.get("refusal") if part.get("type") == "refusal" else part.get("text")
+        if not isinstance(text, str):
+            raise ApiError(400, f"{where}[{index}].text: accepted: text", param=f"{where}[{index}].text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def error_names() -> dict[str, str]:
+    """What a chat's fields are called here."""
+    return {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}

@@ -1,0 +1,112 @@
+"""A server in a thread of the test's process, on the small model that ships with Hadron."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from hadron.cli.generate import SHIPPED
+from hadron.engine import engine as engines
+from hadron.engine.assemble import assemble
+from hadron.engine.config import EngineConfig
+from hadron.engine.drawing import next_token
+from hadron.server.config import ServerConfig
+from hadron.server.run import Server
+from hadron.tokenizer.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.load(SHIPPED)
+EOS = 480
+NAME = "tiny"
+
+
+def assembled(model: Any = SHIPPED, **options: Any) -> Any:
+    return assemble(model, EngineConfig(**{"threads": 1} | options), lambda what, done, total: None)
+
+
+@contextmanager
+def running(
+    model: Any = SHIPPED, engine: dict[str, Any] | None = None, load: Any = None, wait: bool = True, **config: Any
+) -> Iterator[Server]:
+    """A server that takes requests, unless `wait` is off. engine: fields of `EngineConfig`."""
+    settings = ServerConfig(**{"port": 0, "served_model_name": (NAME, "other"), "drain_timeout": 20} | config)
+    options = {"threads": 1} | (engine or {})
+    most = EngineConfig(**options).max_num_seqs + settings.max_queue
+    server = Server(load or (lambda: assembled(model, **options)), settings, model="model", most=most)
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        until(lambda: not wait or server.service.ready)
+        yield server
+    finally:
+        server.stop(at_once=True)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.005)
+
+
+def idle(server: Server) -> bool:
+    """Whether nothing runs and everything was given back."""
+    load = server.worker.load
+    return not (server.worker.active or load.waiting or load.running or load.pages_used)
+
+
+class Scripts:
+    """What the model says: after a prompt that holds `say:NAME`, the tokens of that script, else its own."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[int]] = {}
+        self.pause = 0.0
+
+    def say(self, text: str, *, end: bool = True) -> str:
+        """What a user must write so that the model answers with `text`, and its end token."""
+        name = f"say:{len(self.texts)}."
+        self.texts[name] = TOKENIZER.encode(text, add_special_tokens=False) + [EOS] * end
+        return name
+
+    def next_token(self, request: Any, logits: Any, rules: Any, tokenizer: Any) -> Any:
+        time.sleep(self.pause)
+        token, row = next_token(request, logits, rules, tokenizer)
+        written = request.prompt or ""
+        last = max(self.texts, key=written.rfind, default="")
+        if last and last in written:
+            token = self.texts[last][len(request.output_token_ids)]
+            if row is not None:
+                row.setdefault(token, next(iter(row.values())))
+        return token, row
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Scripts]:
+    """Answers that a test chooses; in force for the module."""
+    made = Scripts()
+    engines.next_token = made.next_token
+    yield made
+    engines.next_token = next_token
+
+
+@pytest.fixture(scope="module")
+def server(scripts: Scripts) -> Iterator[Server]:
+    """One server for the module."""
+    with running() as made:
+        yield made
+        until(lambda: idle(made))
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    """A plain client of it."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
