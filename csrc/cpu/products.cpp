@@ -18,9 +18,10 @@
 namespace hadron {
 namespace {
 
-constexpr int64_t kBlock = 16;        // rows of the smallest share: the tile of the widest level
-constexpr int64_t kExpertBlock = 64;  // rows of one piece of expert work
-constexpr int64_t kManyTokens = 2;    // from here on a piece is larger: what a call sets up serves more rows
+constexpr int64_t kBlock = 16;       // rows of the smallest share: the tile of the widest level
+constexpr int64_t kLeastPiece = 64;  // rows of one piece of expert work, at least and at most: what comes
+constexpr int64_t kMostPiece = 256;  // after the first rows is fetched ahead
+constexpr int64_t kPieces = 8;       // that a thread takes, where there are rows enough
 
 int64_t aligned(int64_t bytes) {
     return (bytes + 63) / 64 * 64;
@@ -208,11 +209,16 @@ struct Piece {
     int64_t first, last;
 };
 
-void cut(int job, int part, int64_t rows, int64_t tokens, std::vector<Piece>& pieces) {
-    const int64_t size = tokens < kManyTokens ? kExpertBlock : 4 * kExpertBlock;
+void cut(int job, int part, int64_t rows, int64_t size, std::vector<Piece>& pieces) {
     for (int64_t from = 0; from < rows; from += size) {
         pieces.push_back({job, part, from, std::min(rows, from + size)});
     }
+}
+
+// Rows of a piece, for all rows of a phase and this many threads.
+int64_t piece_rows(int64_t rows, int threads) {
+    const int64_t even = rows / (kPieces * std::max(1, threads)) / kLeastPiece * kLeastPiece;
+    return std::clamp(even, kLeastPiece, kMostPiece);
 }
 
 // Places for packed activations, handed out before their memory is there.
@@ -280,6 +286,7 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
     std::vector<std::array<int64_t, 3>> packed_at;  // of a job: for gate, up and down
     Places places(k);
     std::vector<Piece> up_pieces, down_pieces;
+    int64_t up_rows = 0, down_rows = 0;
     for (size_t j = 0; j < jobs.size(); ++j) {
         Job& job = jobs[j];
         const auto count = static_cast<int64_t>(job.tokens.size());
@@ -301,9 +308,14 @@ void moe(const Kernels& k, const std::vector<GatedMlp>& experts, const GatedMlp*
         const int64_t of_gate = places.take(*gate, count);
         const int64_t of_up = k.order(*gate) == k.order(*up) ? of_gate : places.take(*up, count);
         packed_at.push_back({of_gate, of_up, places.take(*down, count)});
-        cut(static_cast<int>(j), 0, gate->rows, count, up_pieces);
-        cut(static_cast<int>(j), 1, up->rows, count, up_pieces);
-        cut(static_cast<int>(j), 0, down->rows, count, down_pieces);
+        up_rows += gate->rows + up->rows, down_rows += down->rows;
+    }
+    for (size_t j = 0; j < jobs.size(); ++j) {
+        const GatedMlp& block = *jobs[j].block;
+        const auto job = static_cast<int>(j);
+        cut(job, 0, block.gate->rows, piece_rows(up_rows, threads), up_pieces);
+        cut(job, 1, block.up->rows, piece_rows(up_rows, threads), up_pieces);
+        cut(job, 0, block.down->rows, piece_rows(down_rows, threads), down_pieces);
     }
     uint8_t* packed = b.packed.bytes(places.bytes());
     uint8_t* hidden_x = b.hidden.bytes(hidden_bytes);
