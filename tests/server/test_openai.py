@@ -393,6 +393,14 @@ def test_a_context_that_is_too_small_is_said_with_its_numbers(client: OpenAI) ->
         client.chat.completions.create(**GREEDY, messages=user("word " * 30), max_tokens=4090)
 
 
+def test_br71_pictures_are_refused(client: OpenAI) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for content in ([{"type": "text", "text": "What is this?"}, picture], "<|image|>"):
+        with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
+            client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": content}])
+        assert raised.value.code == "no_vision"
+
+
 def test_another_model_is_not_found(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="accepted: tiny, other"):
         client.chat.completions.create(model="gpt", messages=user("a"))
