@@ -18,7 +18,7 @@ from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server, listen
 from tests.conftest import DATA
-from tests.server.running import NAME, TOKENIZER, Scripts, assembled, idle, running, until
+from tests.server.running import NAME, TOKENIZER, Scripts, assembled, http, idle, running, scripts, server, until
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 CHAT = "/v1/chat/completions"
