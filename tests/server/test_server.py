@@ -69,6 +69,22 @@ def test_what_loading_raises_ends_the_server() -> None:
         server.run()
 
 
+def test_a_server_may_end_while_it_loads() -> None:
+    loading = threading.Event()
+
+    def load() -> Any:
+        loading.wait(20)
+        return assembled()
+
+    with running(load=load, wait=False) as server:
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        server.stop()
+        until(lambda: server.worker.draining)
+        time.sleep(0.3)
+        loading.set()
+        assert server.worker.join(20)
+
+
 def test_an_address_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError) as raised:
         listen(ServerConfig(port=taken.getsockname()[1]))
