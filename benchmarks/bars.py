@@ -84,7 +84,11 @@ BARS = (
     rate("moe", 512, ("mxfp4",), 0.40, shape="288 experts"),
     Bar("0.70 of read+write bandwidth", lambda r: r.op == "kda" and r.m == 1, lambda r, peak: r.of_bandwidth / 0.70),
     Bar("0.45 of bf16 peak", lambda r: r.op == "mla" and " of 16," in r.shape, lambda r, peak: r.gflops / peak / 0.45),
-    Bar("0.50 of bf16 peak, its top-k included", lambda r: r.op == "indexer", lambda r, peak: r.gflops / peak * 1.2 / 0.50),
+    Bar(
+        "0.50 of bf16 peak, its top-k included",
+        lambda r: r.op == "indexer",
+        lambda r, peak: r.gflops / peak * 1.2 / 0.50,
+    ),
 )
 
 

@@ -94,6 +94,13 @@ def test_draining_has_an_end() -> None:
         assert process.wait(20) == 0
 
 
+def test_every_field_of_the_configuration_has_a_flag_of_its_name() -> None:
+    from hadron.cli.serve import command
+    from hadron.server.config import ServerConfig
+
+    assert set(ServerConfig.__dataclass_fields__) <= {parameter.name for parameter in command.params}
+
+
 def test_keys_from_a_file(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\ntwo\n")

@@ -237,6 +237,19 @@ def test_an_aborted_request_is_gone_within_the_step() -> None:
     assert second.output_token_ids == continuation(PROMPT, 6)
 
 
+def test_the_load_is_what_is_held_at_the_moment() -> None:
+    e, _ = engine(max_num_seqs=1, num_pages=8, chunk_size=100, prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True).with_defaults({})
+    assert e.load == (0, 0, 0, 8, 1)
+    for name in ("0", "1"):
+        e.add(name, tuple(PROMPT), params)
+    assert e.load == (2, 0, 0, 8, 1)
+    e.step()
+    assert e.load == (1, 1, 3, 8, 0)  # eleven tokens on pages of four
+    e.abort_all()
+    assert e.load == (0, 0, 0, 8, 1)
+
+
 def test_several_continuations_of_one_prompt() -> None:
     e, model = engine(max_num_seqs=4, chunk_size=100, prefix_snapshots=4)
     params = SamplingParams(temperature=3.0, seed=5, max_tokens=6, ignore_eos=True, n=3).with_defaults({})

@@ -382,3 +382,13 @@ def test_br73_a_declared_tower_that_is_absent_is_said(flash: Draft, tmp_path: Pa
     flash.drop("model.visual.")
     plan = make_plan(flash.write(tmp_path))
     assert plan.ok and not plan.vision_present and "images will be refused" in problems(plan, "HC506")[0].hint
+
+
+def test_br79_one_module_of_another_scheme_changes_no_other_modules_kernel(flash: Draft, tmp_path: Path) -> None:
+    whole = make_plan(flash.write(tmp_path / "a"))
+    odd = f"{FL}3.mlp.experts."
+    unquantize(flash, odd)
+    mixed = make_plan(flash.write(tmp_path / "b"))
+    assert {m.scheme.name for m in mixed.modules if m.name.startswith(odd)} == {"bf16"}
+    kernels = [{m.name: m.kernel for m in plan.modules if not m.name.startswith(odd)} for plan in (whole, mixed)]
+    assert kernels[0] == kernels[1] and len(kernels[0]) > 100

@@ -10,7 +10,7 @@ import pytest
 from anthropic import Anthropic
 
 from hadron.server.run import Server
-from tests.server.running import NAME, Scripts
+from tests.server.running import NAME, Scripts, scripts, server
 
 CALLS = (
     "I must look.</think>Looking.<tool_call>look<arg_key>what</arg_key><arg_value>a \"b\"</arg_value>"

@@ -13,7 +13,7 @@ from openai import OpenAI
 from hadron import LLM, SamplingParams
 from hadron.cli.generate import SHIPPED
 from hadron.server.run import Server
-from tests.server.running import NAME, TOKENIZER, Scripts, idle, until
+from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
 
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0, "seed": 1}
 LOOK = {
@@ -369,6 +369,7 @@ def test_completions_of_token_ids_with_echo(client: OpenAI, llm: LLM) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, None, "audio"),
         ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs.tools", "a field of its own"),
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message", "an assistant's"),
+        ({"extra_body": {"functions": [{"name": "look"}]}}, "functions", "accepted: tools"),
         ({"extra_body": {"thinking_budget": -1}}, "thinking_budget", "at least 0"),
         ({"extra_body": {"top_k": "5"}}, "top_k", "'5'"),
     ],
@@ -391,6 +392,14 @@ def test_a_context_that_is_too_small_is_said_with_its_numbers(client: OpenAI) ->
     assert tokens > 6000
     with pytest.raises(openai.BadRequestError, match="4090 of the answer"):
         client.chat.completions.create(**GREEDY, messages=user("word " * 30), max_tokens=4090)
+
+
+def test_br71_pictures_are_refused(client: OpenAI) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for content in ([{"type": "text", "text": "What is this?"}, picture], "<|image|>"):
+        with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
+            client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": content}])
+        assert raised.value.code == "no_vision"
 
 
 def test_another_model_is_not_found(client: OpenAI) -> None:

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from hadron.server.run import Server
-from tests.server.running import NAME, Scripts
+from tests.server.running import NAME, Scripts, scripts, server
 from tests.server.test_anthropic import CALLS
 from tests.server.test_openai import LOOK, NOW, SCHEMA
 

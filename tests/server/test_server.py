@@ -18,7 +18,7 @@ from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server, listen
 from tests.conftest import DATA
-from tests.server.running import NAME, TOKENIZER, Scripts, assembled, idle, running, until
+from tests.server.running import NAME, TOKENIZER, Scripts, assembled, http, idle, running, scripts, server, until
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 CHAT = "/v1/chat/completions"
@@ -67,6 +67,22 @@ def test_what_loading_raises_ends_the_server() -> None:
     server = Server(load, ServerConfig(port=0), model="m", most=1)
     with pytest.raises(UsageError):
         server.run()
+
+
+def test_a_server_may_end_while_it_loads() -> None:
+    loading = threading.Event()
+
+    def load() -> Any:
+        loading.wait(20)
+        return assembled()
+
+    with running(load=load, wait=False) as server:
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        server.stop()
+        until(lambda: server.worker.draining)
+        time.sleep(0.3)
+        loading.set()
+        assert server.worker.join(20)
 
 
 def test_an_address_that_is_taken_is_refused() -> None:

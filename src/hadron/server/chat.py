@@ -60,6 +60,9 @@ def prepare_chat(
 
 def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
     name = model.check_name(request.model)
+    for former in ("functions", "function_call"):
+        if former in request.unknown:
+            raise ApiError(400, f"{former}: this form is not read any more; accepted: tools", param=former)
     tools, choice = _tools(model, request)
     structured = _structured(model, request, tools, choice)
     try:

@@ -69,12 +69,15 @@ class _Rules:
         for number, (name, value) in enumerate(properties.items() if isinstance(properties, Mapping) else ()):
             rule = f"f{index}_a{number}"
             taken = "TEXT"
-            if admits_text(value, schema) is not True:
+            words = value.get("enum") if isinstance(value, Mapping) else None
+            if isinstance(words, list) and words and all(isinstance(word, str) and word for word in words):
+                taken = "(" + " | ".join(json.dumps(word, ensure_ascii=False) for word in words) + ")"
+            elif admits_text(value, schema) is not True:
                 taken = f"{rule}_v"
                 self.lines.append(f"{taken}: %json {_json(_with_definitions(value, schema))}")
             key = json.dumps(str(name), ensure_ascii=False)
-            words = (self.mark(Mark.KEY), key, self.mark(Mark.KEY_END), self.mark(Mark.VALUE), taken)
-            self.lines.append(f"{rule}: {' '.join(words)} {self.mark(Mark.VALUE_END)}")
+            opening = (self.mark(Mark.KEY), key, self.mark(Mark.KEY_END), self.mark(Mark.VALUE))
+            self.lines.append(f"{rule}: {' '.join(opening)} {taken} {self.mark(Mark.VALUE_END)}")
             parts.append(rule if isinstance(required, list) and name in required else f"{rule}?")
         self.lines.append(f"f{index}: {' '.join(parts)}")
         return f"f{index}"

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hadron.engine.request import Logprob, Request
 from hadron.engine.stats import Load, Stats
@@ -174,6 +175,8 @@ class Worker:
                     request_id, ids, params, prompt, priority=priority, answer=answer
                 )  # fmt: skip
             except Exception as error:
+                for name in (request_id, *(f"{request_id}-{i}" for i in range(1, params.n))):
+                    engine.abort(name)
                 self._send([(generation, [_failure(i, error) for i in range(params.n)])])
                 return
             for request in generation.requests:
@@ -207,11 +210,11 @@ class Worker:
         try:
             assembled = self._load()
         except BaseException as error:
-            self._loop.call_soon_threadsafe(self._loaded.set_exception, error)
+            self._call(_settle, self._loaded, None, error)
             return
         engine = assembled.engine
         self.stats, self.load = engine.stats, engine.load
-        self._loop.call_soon_threadsafe(self._loaded.set_result, assembled)
+        self._call(_settle, self._loaded, assembled, None)
         while self._obey(engine):
             if not engine.has_requests:
                 continue
@@ -272,8 +275,14 @@ class Worker:
         return lost
 
     def _send(self, batch: list[tuple[Generation, list[Output]]]) -> None:
-        if batch and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._receive, batch)
+        if batch:
+            self._call(self._receive, batch)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in the event loop; nothing where it has ended, and nobody listens."""
+        assert self._loop is not None
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     # the event loop again
 
@@ -282,6 +291,15 @@ class Worker:
         for generation, outputs in batch:
             self.on_token(generation, now, sum(output.token_id is not None for output in outputs))
             generation.put(outputs, now)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # the server ended while it loaded
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 def _failure(index: int, error: Exception) -> Output:
