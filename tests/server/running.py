@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from hadron.cli.generate import SHIPPED
-from hadron.engine import engine as engines
+from hadron.engine import sampler
 from hadron.engine.assemble import assemble
 from hadron.engine.config import EngineConfig
-from hadron.engine.drawing import next_token
+from hadron.engine.engine import Engine
+from hadron.engine.sampler import Choice, choose
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -69,6 +70,7 @@ class Scripts:
     def __init__(self) -> None:
         self.texts: dict[str, list[int]] = {}
         self.pause = 0.0
+        self.request: Any = None  # whose token is chosen
 
     def say(self, text: str, *, end: bool = True) -> str:
         """What a user must write so that the model answers with `text`, and its end token."""
@@ -76,25 +78,33 @@ class Scripts:
         self.texts[name] = TOKENIZER.encode(text, add_special_tokens=False) + [EOS] * end
         return name
 
-    def next_token(self, request: Any, logits: Any, rules: Any, tokenizer: Any) -> Any:
+    def choose(self, *given: Any, **options: Any) -> Choice:
+        """In place of `sampler.choose`."""
         time.sleep(self.pause)
-        token, row = next_token(request, logits, rules, tokenizer)
+        choice, request = choose(*given, **options), self.request
         written = request.prompt or ""
         last = max(self.texts, key=written.rfind, default="")
-        if last and last in written:
-            token = self.texts[last][len(request.output_token_ids)]
-            if row is not None:
-                row.setdefault(token, next(iter(row.values())))
-        return token, row
+        if not last or last not in written:
+            return choice
+        token, row = self.texts[last][len(request.output_token_ids)], choice.logprobs
+        if row is not None:
+            row.setdefault(token, next(iter(row.values())))
+        return Choice(token, row)
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Scripts]:
     """Answers that a test chooses; in force for the module."""
-    made = Scripts()
-    engines.next_token = made.next_token
-    yield made
-    engines.next_token = next_token
+    made, accept = Scripts(), Engine._accept
+
+    def accept_scripted(engine: Engine, request: Any, logits: Any) -> Any:
+        made.request = request
+        return accept(engine, request, logits)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Engine, "_accept", accept_scripted)
+        patched.setattr(sampler, "choose", made.choose)
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -238,14 +238,14 @@ def test_paths_and_methods_that_are_not_there(http: httpx.Client) -> None:
 def test_a_request_that_fails_fails_alone(
     http: httpx.Client, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(request: Any, *rest: Any) -> Any:
-        if "say:numbers" in request.prompt:
+    def broken(*given: Any, **options: Any) -> Any:
+        if "say:numbers" in scripts.request.prompt:
             raise NumericsError("not finite", where="layer 3", found="NaN", accepted="numbers", hint="check")
-        if "say:bug" in request.prompt:
+        if "say:bug" in scripts.request.prompt:
             raise RuntimeError("a bug")
-        return scripts.next_token(request, *rest)
+        return scripts.choose(*given, **options)
 
-    monkeypatch.setattr("hadron.engine.engine.next_token", broken)
+    monkeypatch.setattr("hadron.engine.sampler.choose", broken)
     error = error_of(http.post(CHAT, json=say("say:numbers")), 500)
     assert error["type"] == "server_error" and error["code"] == "NumericsError" and "layer 3" in error["message"]
     streamed = http.post(CHAT, json=say("say:numbers", stream=True))
