@@ -78,10 +78,9 @@ async def storm(url: str, clients: int, seconds: float, seed: int) -> dict[Any, 
     seen: dict[Any, int] = {}
     end = time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
-        async with asyncio.TaskGroup() as group:
-            for i in range(clients):
-                group.create_task(client(http, random.Random(seed * 1000 + i), end, seen))
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http, asyncio.TaskGroup() as group:
+        for i in range(clients):
+            group.create_task(client(http, random.Random(seed * 1000 + i), end, seen))
     return seen
 
 
