@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import socket
@@ -19,6 +20,15 @@ import pytest
 from hadron.cli.main import run
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_the_log() -> Iterator[None]:
+    """A server that is run in this process sets them; others must not write to its streams."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @contextmanager

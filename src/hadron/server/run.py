@@ -30,6 +30,8 @@ log = logging.getLogger("hadron.server")
 
 #: Seconds that a step which is being computed gets to end, when the server stops.
 LAST_STEP = 5.0
+#: Seconds that an idle connection stays open: longer than clients keep theirs, or one closes what the other uses.
+KEEP_ALIVE = 75
 #: Seconds in which answers that are cut off may say so.
 GOODBYE = 1.0
 
@@ -98,6 +100,7 @@ class Server:
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False, lifespan="on", loop="asyncio",
                 http="h11",
+                timeout_keep_alive=KEEP_ALIVE,
             ),
             self.worker,
             config.drain_timeout,
