@@ -10,7 +10,7 @@ import torch
 from hadron.bench.profile import Profile
 from hadron.kernels.cpu import native
 from hadron.kernels.provider import Provider
-from hadron.layers.linear import Linear
+from hadron.layers.linear import Linear, Linears
 
 
 class Clock:
@@ -135,11 +135,11 @@ def test_native_calls_are_counted_a_step_and_a_layer(monkeypatch: pytest.MonkeyP
 
 
 def test_everything_is_put_back() -> None:
-    before = (Provider.function, Linear.__call__, Linear.dequantized, native._native)
+    before = (Provider.function, Linear.__call__, Linears.__call__, Linear.dequantized, native._native)
     with pytest.raises(KeyError), Profile().installed():
         assert Provider.function is not before[0]
         raise KeyError
-    assert (Provider.function, Linear.__call__, Linear.dequantized, native._native) == before
+    assert (Provider.function, Linear.__call__, Linears.__call__, Linear.dequantized, native._native) == before
 
 
 def test_a_reset_forgets() -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from hadron.bench.limits import Clock
 from hadron.kernels.cpu import native
 from hadron.kernels.provider import Provider
-from hadron.layers.linear import Linear
+from hadron.layers.linear import Linear, Linears
 
 
 class Share(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Profile:
     def installed(self) -> Iterator[None]:
         """Wrap what models are built from and call."""
         function, extension = Provider.function, native._native
-        call, dequantized = Linear.__call__, Linear.dequantized
+        call, together, dequantized = Linear.__call__, Linears.__call__, Linear.dequantized
         profile = self
 
         def looked_up(provider: Provider, operation: str, name: str) -> Callable[..., Any]:
@@ -72,6 +72,7 @@ class Profile:
 
         Provider.function = looked_up  # type: ignore[assignment, method-assign]
         Linear.__call__ = self.operation("linear", call)  # type: ignore[method-assign]
+        Linears.__call__ = self.operation("linear", together)  # type: ignore[method-assign]
         Linear.dequantized = self.operation("dequantize", dequantized)  # type: ignore[method-assign]
         native._native = None if extension is None else _Counted(extension, self)
         try:
@@ -79,6 +80,7 @@ class Profile:
         finally:
             Provider.function = function  # type: ignore[method-assign]
             Linear.__call__ = call  # type: ignore[method-assign]
+            Linears.__call__ = together  # type: ignore[method-assign]
             Linear.dequantized = dequantized  # type: ignore[method-assign]
             native._native = extension
 
