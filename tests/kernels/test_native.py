@@ -175,6 +175,8 @@ def test_more_rows_and_tokens_than_a_tile_of_caches_holds_have_the_same_bits(lev
     several = product(x)
     for t in (0, 17, 511, 512, 599):
         assert torch.equal(product(x[t : t + 1])[0], several[t]), t
+    for few in (2, 5, 16):
+        assert torch.equal(product(x[:few]), several[:few]), few
 
 
 def test_nan_subnormal_and_zero_codes_of_fp8_are_exact_for_one_token_and_for_many(level: str) -> None:
