@@ -167,7 +167,7 @@ class Rows {
   private:
     float* sums(int64_t group, int64_t panel) const { return work_.sums + (group * x_.count + panel) * 256; }
 
-    // Sums of a stream's groups, to and from registers 0 to 3.
+    // Sums of the groups of `few`, to and from registers 0 to 3.
     void load_sums() const {
         load_tile<0>(sums(0, 0), 64), load_tile<1>(sums(1, 0), 64);
         load_tile<2>(sums(2, 0), 64), load_tile<3>(sums(3, 0), 64);
