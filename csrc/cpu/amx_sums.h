@@ -21,6 +21,8 @@ struct Panels {
         return {nullptr, count, count == 1 ? some : kPanel};
     }
     int64_t block() const { return width * 64; }  // bytes of 32 columns of a panel
+    // Bytes from one row's sums to the next; one token's lie together.
+    int64_t sums_stride() const { return width == 1 ? 4 : 64; }
     int64_t stride() const { return count * 4 * block(); }
     int64_t bytes(int64_t chunks) const { return chunks * stride(); }
     const uint8_t* chunk(int64_t c, int64_t panel) const { return data + c * stride() + panel * 4 * block(); }
@@ -44,27 +46,26 @@ struct Panels {
     }
 };
 
-// sums += dots of a chunk, in tiles. x: the chunk of a panel, `block` bytes for each 32 columns.
-template <int kSum>
-inline void dot_chunk(const Unit& unit, const uint8_t* x, int64_t block) {
-    load_tile<4>(unit.tiles[0], 64), load_tile<6>(x, block / 16), dot_tiles<kSum, 4, 6>();
-    load_tile<5>(unit.tiles[1], 64), load_tile<7>(x + block, block / 16), dot_tiles<kSum, 5, 7>();
-    load_tile<4>(unit.tiles[2], 64), load_tile<6>(x + 2 * block, block / 16), dot_tiles<kSum, 4, 6>();
-    load_tile<5>(unit.tiles[3], 64), load_tile<7>(x + 3 * block, block / 16), dot_tiles<kSum, 5, 7>();
-}
+// What is done between dots: part i of kParts.
+struct Nothing {
+    HADRON_LOCAL void operator()(int) const {}
+};
 
-// The same for a register that is known when running, 0 to 3.
-HADRON_LOCAL void dot_chunk_into(int64_t sum, const Unit& unit, const uint8_t* x, int64_t block) {
-    switch (sum) {
-        case 0:
-            return dot_chunk<0>(unit, x, block);
-        case 1:
-            return dot_chunk<1>(unit, x, block);
-        case 2:
-            return dot_chunk<2>(unit, x, block);
-        default:
-            return dot_chunk<3>(unit, x, block);
-    }
+// Register kSum += dots of a chunk. Tiles of weights: `tile` bytes apart, their rows `stride` bytes apart;
+// x: the chunk of a panel, `block` bytes for each 32 columns.
+template <int kSum, class Between = Nothing>
+HADRON_LOCAL void dot_chunk(const uint8_t* weights, int64_t tile, int64_t stride, const uint8_t* x,
+                            int64_t block, const Between& between = {}) {
+    load_tile<4>(weights, stride), load_tile<6>(x, block / 16), dot_tiles<kSum, 4, 6>();
+    between(0);
+    load_tile<5>(weights + tile, stride), load_tile<7>(x + block, block / 16), dot_tiles<kSum, 5, 7>();
+    between(1);
+    load_tile<4>(weights + 2 * tile, stride), load_tile<6>(x + 2 * block, block / 16),
+        dot_tiles<kSum, 4, 6>();
+    between(2);
+    load_tile<5>(weights + 3 * tile, stride), load_tile<7>(x + 3 * block, block / 16),
+        dot_tiles<kSum, 5, 7>();
+    between(3);
 }
 
 // Two groups of rows times several chunks of a panel, where no scale comes in.
@@ -82,54 +83,76 @@ inline void dot_slice(const Unit* units, int64_t chunks, const uint8_t* x, int64
     store_tile<0>(sums, 64), store_tile<1>(sums2, 64);
 }
 
-// The kDot-th dot of a chunk, over as many columns as one scale covers.
-template <Span kSpan, int kSum, int kDot>
-inline void dot_group(const Unit& unit, const uint8_t* x, int64_t block) {
-    constexpr int kParts = scales_of(kSpan) / 4, kWeights = 4 + kDot % 2, kTokens = 6 + kDot % 2;
-    load_tile<kWeights>(unit.tiles[kDot / kParts] + kDot % kParts * 32, 64);
-    load_tile<kTokens>(x + kDot * block / kParts, block / 16);
-    dot_tiles<kSum, kWeights, kTokens>();
-}
+// Sums of sixteen rows: a vector of tokens for each row, or of one token a vector of the rows.
+template <bool kOne>
+struct Sums {
+    static constexpr int kVectors = kOne ? 1 : kTileRows;
+    static constexpr int64_t kStride = kOne ? 4 : 64;  // of rows in memory
+    __m512 v[kVectors];
 
-// acc += partial * scale for one scale of each of sixteen rows.
-HADRON_LOCAL void add_scaled(__m512* acc, const uint8_t* partial, const float* scales) {
+    HADRON_LOCAL explicit Sums(const float* from) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kTileRows; ++r)
-        acc[r] = _mm512_fmadd_ps(_mm512_load_ps(partial + r * 64), _mm512_set1_ps(scales[r]), acc[r]);
-}
+        for (int i = 0; i < kVectors; ++i) v[i] = _mm512_load_ps(from + i * 16);
+    }
+    HADRON_LOCAL void store(float* to) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < kVectors; ++i) _mm512_store_ps(to + i * 16, v[i]);
+    }
+    // += partial * scale for one scale of each row.
+    HADRON_LOCAL void add_scaled(const uint8_t* partial, const float* scales) {
+        if constexpr (kOne) {
+            v[0] = _mm512_fmadd_ps(_mm512_load_ps(partial), _mm512_load_ps(scales), v[0]);
+        } else {
+#pragma GCC unroll 16
+            for (int r = 0; r < kTileRows; ++r)
+                v[r] = _mm512_fmadd_ps(_mm512_load_ps(partial + r * 64), _mm512_set1_ps(scales[r]), v[r]);
+        }
+    }
+};
 
-// Four scales' dots from zero, then added.
-template <Span kSpan, int kFirst>
-inline void dot_four(const Unit& unit, const uint8_t* x, int64_t block, uint8_t* partial, __m512* acc) {
-    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
-    dot_group<kSpan, 0, kFirst>(unit, x, block), dot_group<kSpan, 1, kFirst + 1>(unit, x, block);
-    dot_group<kSpan, 2, kFirst + 2>(unit, x, block), dot_group<kSpan, 3, kFirst + 3>(unit, x, block);
-    store_tile<0>(partial, 64), store_tile<1>(partial + kTileBytes, 64);
-    store_tile<2>(partial + 2 * kTileBytes, 64), store_tile<3>(partial + 3 * kTileBytes, 64);
-    for (int i = 0; i < 4; ++i) add_scaled(acc, partial + i * kTileBytes, unit.scales[kFirst + i]);
-}
-
-// sums += one unit times one panel; sums: of sixteen rows by sixteen tokens.
+// Whether a unit's scales are in its tiles or follow the sum.
 template <Span kSpan>
-inline void dot_unit(const Unit& unit, const uint8_t* x, int64_t block, uint8_t* partial, float* sums) {
-    if (kSpan == Span::all || (kSpan == Span::c32 && unit.folded)) {
+HADRON_LOCAL bool plain(const Unit& unit) {
+    return kSpan == Span::all || kSpan == Span::c16 || (kSpan == Span::c32 && unit.folded);
+}
+
+// sums += one unit times one panel, where scales come in: of sixteen rows by sixteen tokens, or by one.
+template <Span kSpan, bool kOne, class Between>
+HADRON_LOCAL void dot_scaled(const Unit& unit, const uint8_t* x, int64_t block, uint8_t* partial, float* to,
+                             const Between& between) {
+    constexpr int64_t kStride = Sums<kOne>::kStride;
+    if constexpr (kSpan == Span::chunk) {
+        clear_tile<0>();
+        dot_chunk<0>(unit.tiles[0], kTileBytes, 64, x, block, between);
+        store_tile<0>(partial, kStride);
+    } else {
+        clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+        load_tile<4>(unit.tiles[0], 64), load_tile<6>(x, block / 16), dot_tiles<0, 4, 6>();
+        load_tile<5>(unit.tiles[1], 64), load_tile<7>(x + block, block / 16), dot_tiles<1, 5, 7>();
+        between(0), between(1);
+        load_tile<4>(unit.tiles[2], 64), load_tile<6>(x + 2 * block, block / 16), dot_tiles<2, 4, 6>();
+        load_tile<5>(unit.tiles[3], 64), load_tile<7>(x + 3 * block, block / 16), dot_tiles<3, 5, 7>();
+        between(2), between(3);
+        store_tile<0>(partial, kStride), store_tile<1>(partial + kTileBytes, kStride);
+        store_tile<2>(partial + 2 * kTileBytes, kStride), store_tile<3>(partial + 3 * kTileBytes, kStride);
+    }
+    Sums<kOne> sums(to);
+    for (int i = 0; i < scales_of(kSpan); ++i) sums.add_scaled(partial + i * kTileBytes, unit.scales[i]);
+    sums.store(to);
+}
+
+// sums += one unit times one panel.
+template <Span kSpan, class Between = Nothing>
+HADRON_LOCAL void dot_unit(const Unit& unit, const uint8_t* x, int64_t block, uint8_t* partial, float* sums,
+                           const Between& between = {}) {
+    if (plain<kSpan>(unit)) {
         load_tile<0>(sums, 64);
-        dot_chunk<0>(unit, x, block);
+        dot_chunk<0>(unit.tiles[0], kTileBytes, 64, x, block);
         return store_tile<0>(sums, 64);
     }
-    if constexpr (kSpan != Span::all) {
-        __m512 acc[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) acc[r] = _mm512_load_ps(sums + r * 16);
-        if constexpr (kSpan == Span::chunk) {
-            clear_tile<0>();
-            dot_chunk<0>(unit, x, block);
-            store_tile<0>(partial, 64);
-            add_scaled(acc, partial, unit.scales[0]);
-        } else {
-            dot_four<kSpan, 0>(unit, x, block, partial, acc);
-            if constexpr (kSpan == Span::c16) dot_four<kSpan, 4>(unit, x, block, partial, acc);
-        }
-        for (int r = 0; r < kTileRows; ++r) _mm512_store_ps(sums + r * 16, acc[r]);
+    if constexpr (kSpan == Span::chunk || kSpan == Span::c32) {
+        if (block == 64) return dot_scaled<kSpan, true>(unit, x, block, partial, sums, between);
+        dot_scaled<kSpan, false>(unit, x, block, partial, sums, between);
     }
 }
 

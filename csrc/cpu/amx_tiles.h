@@ -21,8 +21,8 @@ constexpr int64_t kTileBytes = 1024;  // sixteen rows of 32 bfloat16
 // Registers 0-3 hold sums, 4 and 5 weights, 6 and 7 activations, as long as this object lives.
 class Tiles {
   public:
-    // columns: of one dot, 32 or 16; tokens: 1 to 16.
-    Tiles(int columns, int tokens) {
+    // tokens: 1 to 16.
+    explicit Tiles(int tokens) {
         struct alignas(64) {
             uint8_t palette, start_row, reserved[14];
             uint16_t row_bytes[16];
@@ -32,9 +32,9 @@ class Tiles {
         std::memset(&shape, 0, sizeof shape);
         shape.palette = 1;
         for (int i = 0; i < 8; ++i) {
-            const bool weights = i == 4 || i == 5, activations = i > 5;
-            shape.row_bytes[i] = static_cast<uint16_t>(weights ? 2 * columns : 4 * tokens);
-            shape.rows[i] = static_cast<uint8_t>(activations ? columns / 2 : kTileRows);
+            const bool weights = i == 4 || i == 5;
+            shape.row_bytes[i] = static_cast<uint16_t>(weights ? 64 : 4 * tokens);
+            shape.rows[i] = kTileRows;  // or pairs of columns
         }
         asm volatile("ldtilecfg %0" ::"m"(shape));
     }

@@ -1,8 +1,9 @@
 // Weights as tiles: a unit is 16 rows by 128 columns, unpacked to four tiles of bfloat16, with its scales.
 //
-// A power of two times an FP4 value is a bfloat16, so E8M0 scales of FP4 go into the table that unpacks. That
-// changes no bit of a sum unless a product leaves the range of float32: scales anywhere near that are kept
-// apart (`folded` is false), and so are those of all other formats.
+// Scales of FP4 go into the table that unpacks. E4M3 times an FP4 value has six bits: always a bfloat16. So
+// has a power of two (E8M0), and there it changes no bit of a sum whether the scale comes before or after,
+// unless a product leaves the range of float32: scales anywhere near that are kept apart (`folded` is false),
+// and so are those of all other formats.
 #pragma once
 
 #include "amx_tiles.h"
@@ -16,7 +17,12 @@ using avx512_bf16::first_bytes;
 using avx512_bf16::kChunk;
 using avx512_bf16::Order;
 
+inline int64_t chunks(const Weight& w) {
+    return (w.columns + kChunk - 1) / kChunk;
+}
+
 // Where sums of products end and scales come in: never (they follow the sum), or after so many columns.
+// c16 is FP4 with E4M3 scales: in the weights.
 enum class Span { other, all, chunk, c32, c16 };
 
 constexpr int scales_of(Span span) {  // scales of a row in a chunk
@@ -28,7 +34,8 @@ inline Span span_of(const Weight& w) {
     if (w.granularity != Granularity::block && w.granularity != Granularity::group) return Span::all;
     if (w.block_columns % kChunk == 0) return Span::chunk;
     if (w.block_columns % 32 == 0) return Span::c32;
-    return w.block_columns % 16 == 0 ? Span::c16 : Span::other;
+    const bool nvfp4 = w.element == Element::e2m1 && w.scale_type == ScaleType::e4m3 && w.block_columns == 16;
+    return nvfp4 ? Span::c16 : Span::other;
 }
 
 inline Order order_of(const Weight& w) {
@@ -38,18 +45,16 @@ inline Order order_of(const Weight& w) {
 
 struct Unit {
     alignas(64) uint8_t tiles[4][kTileBytes];
-    // [scale of the chunk][row]; where they are folded: what is added to two words of bfloat16
+    // [scale of the chunk][row]; E8M0 that is folded: what is added to two words of bfloat16
     alignas(64) float scales[8][kTileRows];
-    bool folded;
+    bool folded;  // into the tiles
 };
 
-// Scales of sixteen rows, chunk by chunk in order.
-template <Span kSpan>
+// Scales of sixteen rows, chunk by chunk in order. kFold: into the weights, where that changes no bit.
+template <Span kSpan, bool kFold = true>
 class TileScales {
   public:
-    // fold: where possible.
-    void start(const Weight& w, int64_t first, int64_t end, bool fold) {
-        fold_ = fold && w.element == Element::e2m1;
+    void start(const Weight& w, int64_t first, int64_t end) {
         if constexpr (kSpan != Span::all) {
             w_ = &w;
             count_ = (w.columns + w.block_columns - 1) / w.block_columns;
@@ -57,9 +62,8 @@ class TileScales {
                 at_[r] = w.scale_row(first + r < end ? first + r : end - 1);
             }
             shared_ = at_[0] == at_[kTileRows - 1] && w.granularity == Granularity::block;
-            by_byte_ = kSpan == Span::c32   ? w.scale_type == ScaleType::e8m0 && w.block_columns == 32
-                       : kSpan == Span::c16 ? w.scale_type == ScaleType::e4m3 && w.block_columns == 16
-                                            : false;
+            by_byte_ = kSpan == Span::c16 ||
+                       (kSpan == Span::c32 && w.scale_type == ScaleType::e8m0 && w.block_columns == 32);
         }
     }
 
@@ -70,12 +74,13 @@ class TileScales {
             if (by_byte_) {
                 const int64_t first = c * kCount % 16;
                 if (first == 0) load(c * kCount);
-                unit.folded = kSpan == Span::c32 && fold_ && usual_;
+                const bool exponents = kFold && kSpan == Span::c32 && usual_ && w_->element == Element::e2m1;
+                unit.folded = kSpan == Span::c16 || exponents;
                 for (int i = 0; i < kCount; ++i) {
                     const int64_t code = first + i;
                     const __m128i codes =
                         _mm_load_si128(reinterpret_cast<const __m128i*>(codes_[code % 4 * 4 + code / 4]));
-                    if (unit.folded) {
+                    if (exponents) {
                         const __m512i e =
                             _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(kBias));
                         _mm512_store_si512(unit.scales[i], _mm512_or_si512(_mm512_slli_epi32(e, 7),
@@ -152,11 +157,22 @@ class TileScales {
     const Weight* w_ = nullptr;
     int64_t count_ = 0;
     int64_t at_[kTileRows] = {};
-    bool shared_ = false, by_byte_ = false, fold_ = false, usual_ = false;
+    bool shared_ = false, by_byte_ = false, usual_ = false;
 };
 
-// Nibbles by 32 columns (Order::lanes) or by 16 (Order::sixteens), each by a permute of a table of words.
-template <Order kOrder>
+// A constant that compilers load once: they make those they know again and again, on a port that is short.
+inline __m512i kept(__m512i constant) {
+    asm("" : "+v"(constant));
+    return constant;
+}
+
+// The nibbles of fewer columns than a chunk has, filled up with zeros.
+inline const uint8_t* whole_nibbles(const uint8_t* codes, int64_t columns, uint8_t* to) {
+    _mm512_store_si512(to, _mm512_maskz_loadu_epi8(first_bytes((columns + 1) / 2), codes));
+    return to;
+}
+
+// Nibbles by 32 columns (Order::lanes), each by a permute of a table of words.
 struct TileNibbles {
     static constexpr int kBytes = 64;
     static constexpr __mmask32 kNotZero = 0xfefefefe;  // codes 0 and 8 have no exponent to add to
@@ -164,72 +180,98 @@ struct TileNibbles {
     explicit TileNibbles(const Weight& w) : table(avx512_bf16::UnpackNibbles(w).table) {
         const __m512i bias = _mm512_set1_epi16((127 - TileScales<Span::c32>::kBias) << 7);
         small = _mm512_mask_sub_epi16(table, kNotZero, table, bias);
-        const __m512i by_lane = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0),
-                      by_part = _mm512_set_epi64(3, 2, 1, 0, 3, 2, 1, 0);
-        shifts = _mm512_mullo_epi64(kOrder == Order::lanes ? by_lane : by_part,
+        shifts = _mm512_mullo_epi64(_mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0),
                                     _mm512_set1_epi64(0x0004000400040004));
     }
-    __m512i words(const uint8_t* codes) const {  // 32 columns, each in the low bits of a word
-        __m512i all;
-        if constexpr (kOrder == Order::lanes) {
-            all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-        } else {
-            all = _mm512_set1_epi64(load<int64_t>(codes));
-            all = _mm512_mask_set1_epi64(all, 0xf0, load<int64_t>(codes, 1));
-        }
-        return _mm512_srlv_epi16(all, shifts);
+    HADRON_LOCAL __m512i words(const uint8_t* codes) const {  // 32 columns, each in the low bits of a word
+        return _mm512_srlv_epi16(
+            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))), shifts);
     }
-    void operator()(const uint8_t* codes, __m512i* v) const {
+    HADRON_LOCAL void operator()(const uint8_t* codes, __m512i* v) const {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_epi16(words(codes + 16 * i), table);
     }
     void tail(const uint8_t* codes, int64_t columns, __m512i* v) const {
-        alignas(64) uint8_t whole[64];
-        _mm512_store_si512(whole, _mm512_maskz_loadu_epi8(first_bytes((columns + 1) / 2), codes));
-        (*this)(whole, v);
+        alignas(64) uint8_t bytes[64];
+        (*this)(whole_nibbles(codes, columns, bytes), v);
     }
-    // The same times a power of two: `exponents` is added to two words at a time.
-    __m512i folded(const uint8_t* codes, float exponents) const {
-        const __m512i add = _mm512_castps_si512(_mm512_set1_ps(exponents));
+    // The i-th 32 columns of row r times their scale.
+    HADRON_LOCAL __m512i folded(const uint8_t* codes, const Unit& unit, int i, int r) const {
+        const __m512i add = _mm512_castps_si512(_mm512_set1_ps(unit.scales[i][r]));
         return _mm512_permutexvar_epi16(words(codes), _mm512_mask_add_epi16(small, kNotZero, small, add));
     }
 };
 
-// Columns [128 c, 128 c + 128) of rows [first, first + 16), after their scales. Rows from `end` on repeat the
-// last.
+// FP4 in groups of sixteen (Order::sixteens): a scale times the sixteen values is a table of float32. Two
+// groups are the lower and the upper halves of the words.
+struct TileGroups {
+    static constexpr int kBytes = 64;
+    __m512 values;
+    __m512i shifts, upper = kept(_mm512_set1_epi32(static_cast<int>(0xffff0000)));
+    explicit TileGroups(const Weight& w) {
+        alignas(64) float each[16];
+        for (uint32_t c = 0; c < 16; ++c) each[c] = code_value(w.element, c);
+        values = _mm512_load_ps(each);
+        shifts = _mm512_mullo_epi32(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
+                                    _mm512_set1_epi32(4));
+    }
+    HADRON_LOCAL __m512i group(const uint8_t* codes, float scale) const {
+        const __m512 table = _mm512_mul_ps(values, _mm512_set1_ps(scale));
+        const __m512i at = _mm512_srlv_epi32(_mm512_set1_epi64(load<int64_t>(codes)), shifts);
+        return _mm512_castps_si512(_mm512_permutexvar_ps(at, table));  // looks at four bits
+    }
+    HADRON_LOCAL __m512i folded(const uint8_t* codes, const Unit& unit, int i, int r) const {
+        const __m512i low = group(codes, unit.scales[2 * i][r]),
+                      high = group(codes + 8, unit.scales[2 * i + 1][r]);
+        return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, upper, 0xf8);  // a | b & c
+    }
+};
+
+// Where the codes of sixteen rows [first, first + 16) lie. Rows from `end` on repeat the last.
+struct Source {
+    const uint8_t* codes;
+    int64_t row_bytes, columns, last;
+
+    Source(const Weight& w, int64_t first, int64_t end)
+        : codes(w.codes + first * w.row_bytes),
+          row_bytes(w.row_bytes),
+          columns(w.columns),
+          last((end - first < kTileRows ? end - first : kTileRows) - 1) {}
+    HADRON_LOCAL const uint8_t* row(int64_t r) const { return codes + (r < last ? r : last) * row_bytes; }
+};
+
+// A unit is unpacked in this many parts, between which there are dots of another: the processor does both.
+constexpr int kParts = 4;
+
+// One part of columns [128 c, 128 c + 128) of sixteen rows, after their scales.
 template <class Unpack>
-HADRON_LOCAL void unpack_unit(const Weight& w, const Unpack unpack, int64_t first, int64_t end, int64_t c,
-                              Unit& unit) {
-    const int64_t left = w.columns - c * kChunk,
-                  last = (end - first < kTileRows ? end - first : kTileRows) - 1;
-    const uint8_t* codes = w.codes + first * w.row_bytes + c * Unpack::kBytes;
-    if constexpr (requires { unpack.folded(codes, 0.0f); }) {
-        if (unit.folded) {
-            for (int64_t r = 0; r < kTileRows; ++r) {
-                alignas(64) uint8_t whole[64];
-                const uint8_t* from = codes;
-                if (left < kChunk) {
-                    _mm512_store_si512(whole, _mm512_maskz_loadu_epi8(first_bytes((left + 1) / 2), codes));
-                    from = whole;
-                }
+HADRON_LOCAL void unpack_part(const Source& from, const Unpack& unpack, int64_t c, int part, Unit& unit) {
+    constexpr int kRows = kTileRows / kParts;
+    const int64_t left = from.columns - c * kChunk;
+    const auto rows = [&](auto&& unpacked) {
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i)
-                    _mm512_store_si512(unit.tiles[i] + r * 64,
-                                       unpack.folded(from + 16 * i, unit.scales[i][r]));
-                if (r < last) codes += w.row_bytes;
-            }
-            return;
+        for (int r = part * kRows; r < (part + 1) * kRows; ++r) {
+            __m512i v[4];
+            unpacked(from.row(r) + c * Unpack::kBytes, r, v);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) _mm512_store_si512(unit.tiles[i] + r * 64, v[i]);
+        }
+    };
+    if constexpr (requires { unpack.folded(from.codes, unit, 0, 0); }) {
+        if (unit.folded) {
+            return rows([&](const uint8_t* codes, int r, __m512i* v) {
+                alignas(64) uint8_t whole[64];
+                if (left < kChunk) codes = whole_nibbles(codes, left, whole);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) v[i] = unpack.folded(codes + 16 * i, unit, i, r);
+            });
         }
     }
-    for (int64_t r = 0; r < kTileRows; ++r) {
-        __m512i v[4];
-        if (left >= kChunk) {
-            unpack(codes, v);
-        } else {
+    if constexpr (requires(__m512i* v) { unpack(from.codes, v); }) {
+        rows([&](const uint8_t* codes, int, __m512i* v) {
+            if (left >= kChunk) return unpack(codes, v);
             unpack.tail(codes, left, v);
-        }
-        for (int i = 0; i < 4; ++i) _mm512_store_si512(unit.tiles[i] + r * 64, v[i]);
-        if (r < last) codes += w.row_bytes;
+        });
     }
 }
 

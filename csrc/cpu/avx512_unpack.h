@@ -5,9 +5,9 @@
 //   bytes    half h of 64 columns, in 128-bit part p: vector 2 h holds 16 p .. 16 p + 7, vector 2 h + 1 the
 //            next eight; lane l of a dot over half h holds columns of the sixteen 16 (l / 4) (FP8, INT8, FP6)
 //   lanes    vector i, 128-bit part p, word j: column 32 i + 4 j + p                (FP4, INT4)
-//   sixteens vector i, 64-bit part p, word j: column 32 i + 16 (p / 4) + 4 j + p % 4 (FP4, INT4)
+//   sixteens vector i, word j: column 32 i + 16 (j % 2) + 8 (j / 2 % 2) + j / 4     (FP4 in groups of 16)
 //
-// The first and the last two keep 32 (sixteens: 16) columns together, which dots of tiles (AMX) need.
+// The first and the last two keep 32 columns together, which dots of tiles (AMX) need.
 //
 // A table of bfloat16 values is exact for every format: none has more than eight significant bits.
 #pragma once
@@ -72,10 +72,11 @@ inline void reorder(Order by, const float* x, uint16_t* out) {
             to[2 * h + 1] = _mm512_permutex2var_epi64(in[2 * h], high, in[2 * h + 1]);
         }
     } else if (by != Order::nibbles) {
-        const int part = by == Order::lanes ? 32 : 16;  // columns that stay together
         alignas(64) uint16_t each[32];
-        for (int j = 0; j < 32; ++j)
-            each[j] = static_cast<uint16_t>(j / part * part + j % (part / 4) * 4 + j % part / (part / 4));
+        for (int j = 0; j < 32; ++j) {
+            each[j] = static_cast<uint16_t>(by == Order::lanes ? j % 8 * 4 + j / 8
+                                                               : j % 2 * 16 + j / 2 % 2 * 8 + j / 4);
+        }
         const __m512i index = _mm512_load_si512(each);
         for (int i = 0; i < 4; ++i) to[i] = _mm512_permutexvar_epi16(index, in[i]);
     } else {

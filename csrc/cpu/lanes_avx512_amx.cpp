@@ -56,7 +56,7 @@ inline int64_t stride_of(const uint8_t* const* rows) {
 
 void dots(const uint8_t* queries, const uint8_t* const* rows, int64_t count, int64_t width, float* s) {
     alignas(64) uint8_t together[kTileRows][kSlice * 2];
-    const Tiles shapes(static_cast<int>(kTileWidth), 16);
+    const Tiles shapes(16);
     for (int64_t r = 0; r < count; r += kTileRows) {
         clear_tile<0>(), clear_tile<1>();
         const int64_t stride = width % kTileWidth == 0 ? stride_of(rows + r) : 0;
@@ -135,7 +135,7 @@ void mix(const uint8_t* values, const float* weights, int64_t count, int64_t col
         _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), a0));
         _mm512_storeu_ps(at + 16, _mm512_mul_ps(_mm512_loadu_ps(at + 16), a1));
     }
-    const Tiles shapes(static_cast<int>(kTileWidth), 16);
+    const Tiles shapes(16);
     for (int64_t c = 0; c < wide; c += kTileRows) {
         float* at = mixed + c * kGroup;
         load_tile<0>(at, kLaneBytes), load_tile<1>(at + 16, kLaneBytes);

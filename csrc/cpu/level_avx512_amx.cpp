@@ -8,7 +8,10 @@
 //     acc = dots * scale + acc
 //
 // by float32 FMA. So one token streams weights from memory with the same bits as five hundred share what is
-// unpacked: only the loops around the unit differ.
+// unpacked: only the loops around the unit differ. Scales that fit into the weights go there.
+#include <type_traits>
+#include <utility>
+
 #include "amx_one.h"
 #include "amx_sums.h"
 #include "level.h"
@@ -16,19 +19,13 @@
 namespace hadron::avx512_amx {
 namespace {
 
-constexpr int64_t kFewGroups = 4;    // groups of sixteen rows that share a chunk of one panel in L1
 constexpr int64_t kManyGroups = 32;  // whose sums over all panels stay in L2
-constexpr int64_t kAhead = 4;        // chunks
+constexpr int64_t kAhead = 256;      // bytes of a row that are brought to L1 before their turn
 constexpr int64_t kSlice = 2;        // chunks of two groups that stay in L1 for all panels
-
-int64_t chunks(const Weight& w) {
-    return (w.columns + kChunk - 1) / kChunk;
-}
 
 int order(const Weight& w) {
     if (span_of(w) == Span::other) return avx512_bf16::kKernels.order(w);
-    const int one = words_of(w) + (span_of(w) == Span::c16 ? 32 : 0);  // how one token is dealt
-    return 64 * (1 + one) + static_cast<int>(order_of(w));
+    return 64 + static_cast<int>(order_of(w));
 }
 
 int64_t prepared_bytes(const Weight& w) {
@@ -53,7 +50,7 @@ void prepare(const Weight& w, const float* x, uint8_t* prepared) {
 
 int64_t packed_bytes(const Weight& w, int64_t tokens) {
     if (span_of(w) == Span::other) return 0;
-    if (tokens == 1) return dealt_bytes(w, chunks(w));
+    if (tokens == 1) return is_dealt(w) ? dealt_bytes(w) : 0;  // one prepared row is a panel
     int64_t bytes = 0;
     for (int64_t t = 0; t < tokens; t += kMostTokens) bytes += Panels::of(tokens - t).bytes(chunks(w));
     return bytes;
@@ -62,11 +59,7 @@ int64_t packed_bytes(const Weight& w, int64_t tokens) {
 void pack(const Weight& w, const uint8_t* const* rows, int64_t tokens, int64_t part, int64_t parts,
           uint8_t* packed) {
     const int64_t n = chunks(w);
-    if (tokens == 1) {
-        const int64_t segments = dealt_bytes(w, n) / 4 / kLanes / columns_of(span_of(w));
-        return deal_activations(w, rows[0], n, segments * part / parts, segments * (part + 1) / parts,
-                                packed);
-    }
+    if (tokens == 1) return deal_activations(w, rows[0], part, parts, packed);
     for (int64_t t = 0; t < tokens; t += kMostTokens) {
         const Panels panels = Panels::of(tokens - t);
         for (int64_t c = n * part / parts; c < n * (part + 1) / parts; ++c)
@@ -79,7 +72,7 @@ void pack(const Weight& w, const uint8_t* const* rows, int64_t tokens, int64_t p
 struct Work {
     static constexpr int64_t kUnits = 2 * kSlice;
 
-    static int64_t groups(int64_t panels) { return panels > 1 ? kManyGroups : kFewGroups; }
+    static int64_t groups(int64_t panels) { return panels > 1 ? kManyGroups : 1; }
     static int64_t bytes(int64_t panels) {
         return kUnits * static_cast<int64_t>(sizeof(Unit)) + kPartialBytes +
                groups(panels) * panels * kTileBytes;
@@ -101,33 +94,23 @@ class Rows {
   public:
     Rows(const Weight& w, const Panels& x, const Work& work) : w_(w), unpack_(w), x_(x), work_(work) {}
 
-    // Rows [first, last) with one panel: unpacking a unit overlaps the dots of the one before it. Sums stay
-    // in their registers until a scale comes in.
+    // Rows [first, last) with one panel, sixteen at a time: as many streams from memory as a processor
+    // follows.
     void few(int64_t first, int64_t last, int64_t tokens, float* const* y) {
-        for (int64_t from = first; from < last; from += kFewGroups * kTileRows) {
-            const int64_t groups = begin(from, last, kFewGroups, 1), count = chunks(w_) * groups;
-            bool held = kSpan == Span::all || kSpan == Span::c32;
-            if (held) load_sums();
-            unit(from, last, 0, 0, work_.units[0]);
-            for (int64_t i = 0; i < count; ++i) {
-                if (from == first) fetch_along(from + i % groups * kTileRows, last, i / groups + kAhead);
-                fetch(from + groups * kTileRows, last, i);
-                const int64_t next = i + 1;
-                if (next < count) unit(from, last, next % groups, next / groups, work_.units[next % 2]);
-                const Unit& now = work_.units[i % 2];
-                const uint8_t* x = x_.chunk(i / groups, 0);
-                const bool plain = kSpan == Span::all || now.folded;
-                if (held && !plain) store_sums();
-                if (!held && plain) load_sums();
-                held = plain;
-                if (plain) {
-                    dot_chunk_into(i % groups, now, x, x_.block());
-                } else {
-                    dot_unit<kSpan>(now, x, x_.block(), work_.partial, sums(i % groups, 0));
+        for (int64_t from = first; from < last; from += kTileRows) {
+            begin(from, last, 1, 1);
+            const Source source(w_, from, last);
+            clear_tile<0>();
+            if (in_place() && source.last == kTileRows - 1) {
+                for (int64_t c = 0; c < chunks(w_); ++c) {
+                    dot_chunk<0>(source.codes + c * Unpack::kBytes, 64, w_.row_bytes, x_.chunk(c, 0),
+                                 x_.block());
                 }
+                store_tile<0>(work_.sums, x_.sums_stride());
+            } else {
+                dot_sixteen(source);
             }
-            if (held) store_sums();
-            end(from, last, groups, tokens, y);
+            end(from, last, 1, tokens, y);
         }
     }
 
@@ -139,16 +122,16 @@ class Rows {
                 const int64_t slice = n - c < kSlice ? n - c : kSlice;
                 for (int64_t g = 0; g < groups; g += 2) {
                     const int64_t two = groups - g < 2 ? groups - g : 2;
-                    bool plain = kSpan == Span::all || kSpan == Span::c32;
+                    bool whole = true;
                     for (int64_t i = 0; i < two * slice; ++i) {
                         unit(from, last, g + i / slice, c + i % slice, work_.units[i]);
-                        plain = plain && (kSpan == Span::all || work_.units[i].folded);
+                        whole = whole && plain<kSpan>(work_.units[i]);
                     }
                     for (int64_t p = 0; p < x_.count; ++p) {
                         if (c + slice < n) fetch_panel(x_.chunk(c + slice, p), g / 2);
                         g + 2 < groups ? fetch_rows(from, last, g + 2, c, p)
                                        : fetch_rows(from, last, 0, c + slice, p);
-                        if (plain && two == 2) {
+                        if (whole && two == 2) {
                             dot_slice(work_.units, slice, x_.chunk(c, p), x_.stride(), x_.block(), sums(g, p),
                                       sums(g + 1, p));
                             continue;
@@ -167,20 +150,40 @@ class Rows {
   private:
     float* sums(int64_t group, int64_t panel) const { return work_.sums + (group * x_.count + panel) * 256; }
 
-    // Sums of the groups of `few`, to and from registers 0 to 3.
-    void load_sums() const {
-        load_tile<0>(sums(0, 0), 64), load_tile<1>(sums(1, 0), 64);
-        load_tile<2>(sums(2, 0), 64), load_tile<3>(sums(3, 0), 64);
-    }
-    void store_sums() const {
-        store_tile<0>(sums(0, 0), 64), store_tile<1>(sums(1, 0), 64);
-        store_tile<2>(sums(2, 0), 64), store_tile<3>(sums(3, 0), 64);
+    // Unpacking a unit overlaps the dots of the one before it. Sums stay in register 0 until a scale comes
+    // in.
+    void dot_sixteen(const Source& source) {
+        const Unpack unpack = unpack_;  // in registers
+        const int64_t n = chunks(w_);
+        Unit *now = &work_.units[0], *next = &work_.units[1];
+        scales_[0].chunk(0, *now);
+        for (int part = 0; part < kParts; ++part) unpack_part(source, unpack, 0, part, *now);
+        bool held = true;
+        for (int64_t c = 0; c < n; ++c, std::swap(now, next)) {
+            const bool more = c + 1 < n;
+            if (more) scales_[0].chunk(c + 1, *next);
+            const auto between = [&](int part) __attribute__((always_inline)) {
+                if (!more) return;
+                fetch_ahead(source, c + 1, part);
+                unpack_part(source, unpack, c + 1, part, *next);
+            };
+            const bool hold = plain<kSpan>(*now);
+            if (hold && !held) load_tile<0>(work_.sums, x_.sums_stride());
+            if (!hold && held) store_tile<0>(work_.sums, x_.sums_stride());
+            held = hold;
+            if (hold) {
+                dot_chunk<0>(now->tiles[0], kTileBytes, 64, x_.chunk(c, 0), x_.block(), between);
+            } else {
+                dot_unit<kSpan>(*now, x_.chunk(c, 0), x_.block(), work_.partial, work_.sums, between);
+            }
+        }
+        if (held) store_tile<0>(work_.sums, x_.sums_stride());
     }
 
     // Clears sums and finds the scales of up to `most` groups of rows; the number of groups.
     int64_t begin(int64_t from, int64_t last, int64_t most, int64_t panels) {
         const int64_t left = (last - from + kTileRows - 1) / kTileRows, groups = left < most ? left : most;
-        for (int64_t g = 0; g < groups; ++g) scales_[g].start(w_, from + g * kTileRows, last, true);
+        for (int64_t g = 0; g < groups; ++g) scales_[g].start(w_, from + g * kTileRows, last);
         std::memset(work_.sums, 0, static_cast<size_t>(groups * panels * kTileBytes));
         return groups;
     }
@@ -189,30 +192,32 @@ class Rows {
         for (int64_t g = 0; g < groups; ++g) {
             for (int64_t p = 0; p < x_.count; ++p) {
                 const int64_t left = tokens - p * kPanel, some = left < kPanel ? left : kPanel;
-                finish(w_, from + g * kTileRows, last, sums(g, p), some, false, y + p * kPanel);
+                finish(w_, from + g * kTileRows, last, sums(g, p), some, x_.width == 1, y + p * kPanel);
             }
         }
     }
 
     void unit(int64_t from, int64_t last, int64_t group, int64_t c, Unit& to) {
         scales_[group].chunk(c, to);
-        unpack_unit(w_, unpack_, from + group * kTileRows, last, c, to);
+        const Source source(w_, from + group * kTileRows, last);
+        const Unpack unpack = unpack_;
+        for (int part = 0; part < kParts; ++part) unpack_part(source, unpack, c, part, to);
     }
 
-    // The first rows have none before them that bring them: later chunks of sixteen, side by side.
-    void fetch_along(int64_t row, int64_t last, int64_t c) const {
-        for (int64_t r = row; r < row + kTileRows && r < last && c < chunks(w_); ++r) {
-            const auto* at = reinterpret_cast<const char*>(w_.codes + r * w_.row_bytes + c * Unpack::kBytes);
-            for (int64_t line = 0; line < Unpack::kBytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
-        }
+    // Whether rows can be multiplied where they lie.
+    bool in_place() const {
+        return std::is_same_v<Unpack, avx512_bf16::UnpackBf16> && kSpan == Span::all &&
+               w_.columns % kChunk == 0;
     }
 
-    // The next rows are brought to L2 in the order of memory: sixteen rows side by side are in none.
-    void fetch(int64_t row, int64_t last, int64_t i) const {
-        constexpr int64_t kBytes = kTileRows * Unpack::kBytes;
-        const int64_t size = (last - row) * w_.row_bytes;
-        for (int64_t line = i * kBytes; line < (i + 1) * kBytes && line < size; line += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(w_.codes + row * w_.row_bytes + line), _MM_HINT_T1);
+    // What follows in the sixteen rows is brought to L1; after their end, what follows in the next sixteen.
+    HADRON_LOCAL void fetch_ahead(const Source& from, int64_t c, int part) const {
+        constexpr int kRows = kTileRows / kParts;
+        int64_t ahead = c * Unpack::kBytes + kAhead;
+        if (ahead >= from.row_bytes) ahead += (kTileRows - 1) * from.row_bytes;
+        const char* at = reinterpret_cast<const char*>(from.codes + part * kRows * from.row_bytes + ahead);
+        for (int r = 0; r < kRows; ++r, at += from.row_bytes) {
+            for (int line = 0; line < Unpack::kBytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
         }
     }
 
@@ -244,21 +249,16 @@ class Rows {
     TileScales<kSpan> scales_[kManyGroups];
 };
 
-template <class Unpack, class Codes, Span kSpan>
+template <class Unpack, Span kSpan>
 void rows_of(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
              uint8_t* scratch) {
-    if (x.tokens == 1) {
-        OneToken<Codes, kSpan> one(w, reinterpret_cast<const float*>(x.packed),
-                                   reinterpret_cast<float*>(scratch));
-        return one.rows(first, last, y[0]);
-    }
-    const uint8_t* packed = x.packed;
+    const uint8_t* packed = x.tokens == 1 ? x.rows[0] : x.packed;
     for (int64_t t = 0; t < x.tokens; t += kMostTokens) {
         const int64_t some = x.tokens - t < kMostTokens ? x.tokens - t : kMostTokens;
         Panels panels = Panels::of(some);
         panels.data = packed;
         packed += panels.bytes(chunks(w));
-        const Tiles tiles(columns_of(kSpan), static_cast<int>(panels.width));
+        const Tiles tiles(static_cast<int>(panels.width));
         Rows<Unpack, kSpan> rows(w, panels, Work(scratch));
         if (panels.count == 1) {
             rows.few(first, last, some, y + t);
@@ -268,18 +268,16 @@ void rows_of(const Weight& w, const Prepared& x, int64_t first, int64_t last, fl
     }
 }
 
-template <class Unpack, class Codes>
+template <class Unpack>
 void rows_by_span(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
                   uint8_t* scratch) {
     switch (span_of(w)) {
         case Span::all:
-            return rows_of<Unpack, Codes, Span::all>(w, x, first, last, y, scratch);
+            return rows_of<Unpack, Span::all>(w, x, first, last, y, scratch);
         case Span::chunk:
-            return rows_of<Unpack, Codes, Span::chunk>(w, x, first, last, y, scratch);
-        case Span::c32:
-            return rows_of<Unpack, Codes, Span::c32>(w, x, first, last, y, scratch);
+            return rows_of<Unpack, Span::chunk>(w, x, first, last, y, scratch);
         default:
-            return rows_of<Unpack, Codes, Span::c16>(w, x, first, last, y, scratch);
+            return rows_of<Unpack, Span::c32>(w, x, first, last, y, scratch);
     }
 }
 
@@ -290,29 +288,26 @@ void rows(const Weight& w, const Prepared& x, int64_t first, int64_t last, float
     if (span_of(w) == Span::other) return avx512_bf16::kKernels.rows(w, x, first, last, y, scratch);
     switch (w.element) {
         case Element::bf16:
-            return rows_by_span<UnpackBf16, OneWords>(w, x, first, last, y, scratch);
+            return rows_by_span<UnpackBf16>(w, x, first, last, y, scratch);
         case Element::e4m3:
-            return rows_by_span<UnpackE4m3<Order::natural>, OneBytes<E4m3Value>>(w, x, first, last, y,
-                                                                                 scratch);
+            return rows_by_span<UnpackE4m3<Order::natural>>(w, x, first, last, y, scratch);
         case Element::int8:
-            return rows_by_span<UnpackInt8<Order::natural>, OneBytes<Int8Value>>(w, x, first, last, y,
-                                                                                 scratch);
+            return rows_by_span<UnpackInt8<Order::natural>>(w, x, first, last, y, scratch);
         case Element::e2m3:
         case Element::e3m2:
-            return rows_by_span<UnpackSixBits<Order::natural>, OneSixBits>(w, x, first, last, y, scratch);
+            return rows_by_span<UnpackSixBits<Order::natural>>(w, x, first, last, y, scratch);
         default:
-            if (order_of(w) == Order::sixteens)
-                return rows_of<TileNibbles<Order::sixteens>, OneNibbles, Span::c16>(w, x, first, last, y,
-                                                                                    scratch);
-            return rows_by_span<TileNibbles<Order::lanes>, OneNibbles>(w, x, first, last, y, scratch);
+            if (x.tokens == 1) return one_row(w, x.packed, first, last, y[0], scratch);
+            if (span_of(w) == Span::c16) return rows_of<TileGroups, Span::c16>(w, x, first, last, y, scratch);
+            return rows_by_span<TileNibbles>(w, x, first, last, y, scratch);
     }
 }
 
 int64_t scratch_bytes(const Weight& w, int64_t tokens) {
     if (span_of(w) == Span::other) return avx512_bf16::kKernels.scratch_bytes(w, tokens);
-    const int64_t one = kTileRows * dealt_bytes(w, chunks(w)) / columns_of(span_of(w));
+    if (tokens == 1 && is_dealt(w)) return one_bytes(w);
     const int64_t panels = ((tokens < kMostTokens ? tokens : kMostTokens) + kPanel - 1) / kPanel;
-    return tokens == 1 ? one : Work::bytes(panels);
+    return Work::bytes(panels);
 }
 
 void gate(const float* g, const float* u, float limit, int64_t n, float* h) {

@@ -8,7 +8,7 @@ double tile_dots(int64_t rounds) {
     alignas(64) uint16_t ones[kTileBytes / 2];
     alignas(64) float sums[kTileBytes / 4];
     for (uint16_t& one : ones) one = 0x3f80;
-    const Tiles shapes(32, 16);
+    const Tiles shapes(16);
     load_tile<4>(ones, 64), load_tile<6>(ones, 64);
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
     for (int64_t r = 0; r < rounds; ++r) {

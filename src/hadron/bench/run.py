@@ -117,8 +117,8 @@ def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, to
                 progress(len(rows), _count(asked.ops, wanted))
         limits = probes.summary()
     notes = [
-        f"Weights come from {arena.size / 1e9:.2f} GB of copies taken in turn, 8 bytes off a cache line, in 4 KiB "
-        "pages: cold at M = 1 unless a cache of this machine is larger than that.",
+        f"Weights come from {arena.size / 1e9:.2f} GB of copies taken in turn, 8 bytes off a cache line (in "
+        "huge pages where the system grants them): cold at M = 1 unless a cache of this machine is larger than that.",
         "fraction: of the limit named beside it (the one that would take longer), measured just before and after; "
         f"the median of {asked.rounds} rounds. Speeds are means of a round.",
         "from cache: the same call on one copy again and again.",
