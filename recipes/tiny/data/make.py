@@ -29,7 +29,7 @@ from .tokenizer import build, generation, settings
 from .tools import tool
 
 #: About 25 million tokens.
-SAMPLES = 195_000
+SAMPLES = 185_000
 #: Of a hundred samples, by kind.
 SHARES = (62, 15, 14, 9)
 MAKERS: tuple[Callable[[Source], Sample], ...] = (problem, tool, retrieval, talk)

@@ -33,7 +33,8 @@ END = STOP_TOKENS[0]
 #: Loss weights, in tenths.
 USELESS, PROMPT, ANSWER = 0, 1, 10
 
-Message = Mapping[str, Any]
+#: A message in OpenAI's form, arguments of calls as mappings.
+Message = dict[str, Any]
 _UNPREDICTABLE = re.compile(r"[0-9]+|[A-Z][a-z]+")
 
 
@@ -48,7 +49,7 @@ class Sample:
 
     kind: int
     level: int
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     learned: Collection[int] | None = None
     useless: dict[int, int] = field(default_factory=dict)
@@ -57,18 +58,18 @@ class Sample:
     step: str = "answer"
 
 
-def user(content: str) -> dict[str, Any]:
+def user(content: str) -> Message:
     """A user's message."""
     return {"role": "user", "content": content}
 
 
-def assistant(content: str, thoughts: str = "") -> dict[str, Any]:
+def assistant(content: str, thoughts: str = "") -> Message:
     """An answer, with the thoughts before it."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message: Message = {"role": "assistant", "content": content}
     return message | {"reasoning_content": thoughts} if thoughts else message
 
 
-def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def call(name: str, arguments: Mapping[str, Any]) -> Message:
     """An answer that is one tool call."""
     function = {"name": name, "arguments": dict(arguments)}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}

@@ -7,7 +7,8 @@ together (by the checksum of the chain of thought), names of their own, and some
 
 from __future__ import annotations
 
-from .markup import PROBLEM, Sample, assistant, user
+from .about import small_talk
+from .markup import PROBLEM, Message, Sample, assistant, user
 from .source import Phrases, Source, is_held_out
 
 THINGS = (
@@ -63,6 +64,11 @@ NOW = Phrases(
      "How many {t} are there now?", "What number of {t} does {n} have now?", "How many {t} does {n} own at the end?"),
     ("Now how many {t} does {n} have?", "In the end, how many {t} are there?", "How many {t} does {n} own now?"),
 )  # fmt: skip
+LEFT = Phrases(
+    ("How many {t} are left?", "How many {t} does {n} have left?", "How many does {n} still have?",
+     "How many {t} remain?"),
+    ("How many {t} does {n} still have?", "In the end, how many {t} are left?"),
+)  # fmt: skip
 MORE = Phrases(
     ("{m} has {b} more {t} than {n}.", "{m} has {b} more than {n}.", "{m} owns {b} more {t} than {n}.",
      "{m} counts {b} {t} more than {n}."),
@@ -91,7 +97,7 @@ PRICE = Phrases(
     ("{n} buys {k} {t}. They cost {a} dollars each.", "The {t} cost {a} dollars each. {n} buys {k} of them."),
 )  # fmt: skip
 EXTRA = Phrases(
-    ("{n} also buys a bag for {b} dollars.", "{n} pays {b} dollars more for the way home.", "A box costs {b} dollars more.",
+    ("{n} also buys a bag for {b} dollars.", "{n} pays {b} dollars more for the way home.", "{n} also buys a box for {b} dollars.",
      "Then {n} buys a book for {b} dollars."),
     ("{n} also buys a book for {b} dollars.", "Then {n} buys a bag for {b} dollars."),
 )  # fmt: skip
@@ -157,13 +163,29 @@ class Story:
         self.source = source
         first, second = source.names(2)
         self.words = {"n": first, "m": second, "t": source.pick(THINGS), "g": source.pick(GROUPS)}
+        self.pronoun = source.pick(("he", "she"))
         self.sentences: list[str] = []
         self.steps: list[str] = []
         self.value = 0
+        self._alone = True  # nobody else was named yet, so that a pronoun is clear
+        self._joins = False  # the sentence before begins with the first name and may go on with "and"
 
     def say(self, phrases: Phrases, **numbers: object) -> None:
-        """One more sentence."""
-        self.sentences.append(self.source.phrase(phrases).format(**self.words, **numbers))
+        """One more sentence: now and then with a pronoun, or joined to the one before."""
+        phrase = self.source.phrase(phrases)
+        self._alone = self._alone and "{m}" not in phrase
+        mine = phrase.startswith("{n} ") and not phrase.endswith("?")
+        if mine and self._joins and self.source.chance(0.15):
+            self.sentences[-1] = (
+                f"{self.sentences[-1].removesuffix('.')} and {phrase[4:].format(**self.words, **numbers)}"
+            )
+            self._joins = False
+            return
+        if self.sentences and self._alone and self.source.chance(0.3):
+            phrase = phrase.replace("{n} ", self.pronoun + " ", 1)
+            phrase = phrase[0].upper() + phrase[1:]
+        self.sentences.append(phrase.format(**self.words, **numbers))
+        self._joins = mine
 
     def step(self, left: int, sign: str, right: int) -> None:
         """One more step of the chain of thought."""
@@ -212,7 +234,7 @@ def chain(story: Story, steps: int) -> None:
         sign, b = story.operand("+++---*/")
         story.say({"+": ADD, "-": SUBTRACT, "*": TIMES, "/": DIVIDE}[sign], b=b)
         story.step(story.value, sign, b)
-    story.say(NOW)
+    story.say(LEFT if story.steps[-1].count("-") and source.chance(0.4) else NOW)
 
 
 def compare(story: Story, steps: int) -> None:
@@ -296,6 +318,9 @@ def bare(story: Story, steps: int) -> None:
     if source.chance(0.5):
         for sign, spelt in SPELT.items():
             text = text.replace(sign, spelt)
+    elif source.chance(0.3):
+        for sign in SPELT:
+            text = text.replace(sign, f" {sign} ")
     story.say(BARE, e=text)
 
 
@@ -321,23 +346,29 @@ def story_numbers(story: Story) -> list[str]:
 _SIGNS = str.maketrans("+-*/", "    ")
 
 
+def solved(source: Source) -> list[Message]:
+    """An earlier turn: a problem and its answer, whose thoughts are gone."""
+    story = tell(source, source.number(1, 2))
+    return [user(" ".join(story.sentences)), assistant(f"The answer is {story.value}.", "\n".join(story.steps))]
+
+
 def problem(source: Source, level: int | None = None) -> Sample:
-    """One problem; in training some follow an earlier question, have a system turn, or are answered without thoughts."""
+    """One problem; some of training's follow earlier turns, have a system turn, or are answered without thoughts."""
     steps = 1 + (source.rng.choices(range(4), (30, 30, 24, 16))[0] if level is None else level)
     story = tell(source, steps)
     answer = f"The answer is {story.value}."
     question, thoughts = " ".join(story.sentences), "\n".join(story.steps)
-    messages = []
-    if source.chance(0.12):
+    messages: list[Message] = []
+    if source.chance(0.1):
         messages.append({"role": "system", "content": source.pick(SYSTEM)})
-    if not source.held_out and source.chance(0.06):
-        before = tell(source, 1)
-        messages += [user(" ".join(before.sentences)), assistant(f"The answer is {before.value}.", before.steps[0])]
+    if not source.held_out and source.chance(0.08):
+        if source.chance(0.5):
+            said, reply = small_talk(source)
+            messages += [user(said), assistant(reply)]
+        else:
+            messages += solved(source)
     thinking = source.held_out or not source.chance(0.07)
-    if thinking:
-        messages += [user(question), assistant(answer, thoughts)]
-    else:
-        messages += [user(question), assistant(f"{thoughts}\n{answer}")]
-    return Sample(
-        PROBLEM, steps - 1, messages, learned={len(messages) - 1}, thinking=thinking, answer=str(story.value)
-    )  # fmt: skip
+    final = assistant(answer, thoughts) if thinking else assistant(f"{thoughts}\n{answer}")
+    messages += [user(question), final]
+    learned = {len(messages) - 1}
+    return Sample(PROBLEM, steps - 1, messages, learned=learned, thinking=thinking, answer=str(story.value))

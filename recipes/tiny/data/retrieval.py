@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .markup import RETRIEVAL, Sample, assistant, user
+from .markup import RETRIEVAL, Message, Sample, assistant, user
 from .source import Phrases, Source
 
 #: Numbers of facts and of questions, by level.
 FACTS = ((4, 8), (9, 16), (17, 29), (30, 40))
-QUESTIONS = ((3, 4), (4, 6), (5, 8), (6, 8))
+QUESTIONS = ((4, 6), (5, 8), (6, 9), (7, 9))
 
 COLORS = "red blue green black white yellow brown pink grey gold silver purple".split()
 ITEMS = "key box lamp coat bag ring book cup hat chair bell rope map boat clock drum".split()
@@ -172,7 +172,7 @@ def retrieval(source: Source, level: int | None = None) -> Sample:
         asked = asked[-source.number(1, 3) :]
     block = f"{opening}\n{text}"
     place = source.rng.random()
-    messages: list[dict[str, object]] = []
+    messages: list[Message] = []
     if place < 0.25:
         messages.append({"role": "system", "content": block})
     elif place < 0.4:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from .markup import TOOL, Sample, assistant, call, user
+from .about import small_talk
+from .markup import TOOL, Message, Sample, assistant, call, user
 from .problems import tell
-from .source import Phrases, Source
-from .talk import small_talk
+from .source import Phrases, Source, is_held_out
 
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )  # fmt: skip
+UNABLE = "I have no tool for that."
 WEATHERS = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
 ATTRIBUTES = "price phone room team level color rank score stock status owner address weight size age".split()
 TEST_ATTRIBUTES = "email height speed".split()
@@ -37,12 +38,10 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One use of a tool. question: the user's words; said: the answer, `value` in it."""
+    """One use of tools. question: the user's words; calls: tool, arguments, result of each; value: what `said` says."""
 
-    tool: str
     question: str
-    arguments: dict[str, Any]
-    result: str
+    calls: tuple[tuple[str, dict[str, Any], str], ...]
     said: str
     value: str
 
@@ -83,7 +82,7 @@ def calculator(source: Source) -> Use:
                 written = written.replace(sign, word)
         question = source.phrase(CALCULATE).format(e=written)
     result = str(evaluate(text))
-    return Use("calculator", question, {"expression": text}, result, f"The result is {result}.", result)
+    return Use(question, (("calculator", {"expression": text}, result),), f"The result is {result}.", result)
 
 
 def evaluate(text: str) -> int:
@@ -112,16 +111,15 @@ def convert(source: Source) -> Use:
     value = float(text) if "." in text else int(text)
     question = source.phrase(CONVERT).format(v=text, of=of, to=to)
     arguments = {"value": value, "from_unit": of, "to_unit": to}
-    return Use("convert", question, arguments, result, f"{text} {of} are {result} {to}.", result)
+    return Use(question, (("convert", arguments, result),), f"{text} {of} are {result} {to}.", result)
 
 
 def day(source: Source) -> datetime.date:
-    """A day of this century or the last; which side it is on, its number says."""
+    """A day from 1950 to 2059, of this side."""
+    first, last = datetime.date(1950, 1, 1).toordinal(), datetime.date(2059, 12, 31).toordinal()
     while True:
-        found = datetime.date.fromordinal(
-            source.number(datetime.date(1950, 1, 1).toordinal(), datetime.date(2060, 1, 1).toordinal())
-        )
-        if (found.toordinal() % 7 == 3) is source.held_out or source.chance(0.2):
+        found = datetime.date.fromordinal(source.number(first, last))
+        if is_held_out(found.isoformat()) is source.held_out:
             return found
 
 
@@ -153,6 +151,10 @@ ADD_DAYS = Phrases(
     ("Which date is {k} days after {d}?", "What day comes {k} days after {d}?", "Add {k} days to {d}."),
     ("Please add {k} days to {d}.", "{k} days after {d}, which date is it?"),
 )
+WEEKDAY_AFTER = Phrases(
+    ("Which weekday is {k} days after {d}?", "What day of the week comes {k} days after {d}?"),
+    ("{k} days after {d}, which weekday is it?",),
+)
 TODAY = Phrases(
     ("What is the date today?", "Which date is it?", "What day is today?"),
     ("Tell me the date today.", "Today is which date?"),
@@ -172,7 +174,7 @@ def weekday(source: Source) -> Use:
     date = day(source)
     text, result = written(source, date), date.strftime("%A")
     question = source.phrase(WEEKDAY).format(d=text)
-    return Use("weekday", question, {"date": date.isoformat()}, result, f"{text} is a {result}.", result)
+    return Use(question, (("weekday", {"date": date.isoformat()}, result),), f"{text} is a {result}.", result)
 
 
 def days_between(source: Source) -> Use:
@@ -182,7 +184,7 @@ def days_between(source: Source) -> Use:
     end = start + datetime.timedelta(int(result))
     question = source.phrase(BETWEEN).format(d=written(source, start), e=written(source, end))
     arguments = {"start": start.isoformat(), "end": end.isoformat()}
-    return Use("days_between", question, arguments, result, f"There are {result} days between them.", result)
+    return Use(question, (("days_between", arguments, result),), f"There are {result} days between them.", result)
 
 
 def add_days(source: Source) -> Use:
@@ -191,14 +193,25 @@ def add_days(source: Source) -> Use:
     result = (start + datetime.timedelta(days)).isoformat()
     question = source.phrase(ADD_DAYS).format(d=written(source, start), k=days)
     return Use(
-        "add_days", question, {"date": start.isoformat(), "days": days}, result, f"The date is {result}.", result
+        question, (("add_days", {"date": start.isoformat(), "days": days}, result),), f"The date is {result}.", result
     )
+
+
+def weekday_after(source: Source) -> Use:
+    """Two calls, the second with the first one's result."""
+    start, days = day(source), source.number(2, 400)
+    date = start + datetime.timedelta(days)
+    question = source.phrase(WEEKDAY_AFTER).format(d=written(source, start), k=days)
+    result = date.strftime("%A")
+    first = ("add_days", {"date": start.isoformat(), "days": days}, date.isoformat())
+    second = ("weekday", {"date": date.isoformat()}, result)
+    return Use(question, (first, second), f"It is a {result}.", result)
 
 
 def today(source: Source) -> Use:
     """A call without arguments."""
     result = day(source).isoformat()
-    return Use("today", source.phrase(TODAY), {}, result, f"Today is {result}.", result)
+    return Use(source.phrase(TODAY), (("today", {}, result),), f"Today is {result}.", result)
 
 
 def weather(source: Source) -> Use:
@@ -206,7 +219,7 @@ def weather(source: Source) -> Use:
     city = source.made_name()
     result = f"{source.pick(WEATHERS)}, {source.number(1, 35)} degrees"
     question = source.phrase(WEATHER).format(c=city)
-    return Use("weather", question, {"city": city}, result, f"The weather in {city} is {result}.", result)
+    return Use(question, (("weather", {"city": city}, result),), f"The weather in {city} is {result}.", result)
 
 
 def look_up(source: Source) -> Use:
@@ -216,7 +229,7 @@ def look_up(source: Source) -> Use:
     result = str(source.number(10, 9999)) if source.chance(0.5) else source.made_name().lower()
     question = source.phrase(LOOK_UP).format(a=attribute, n=name)
     said = f"The {attribute} of {name} is {result}."
-    return Use(f"get_{attribute}", question, {"name": name}, result, said, result)
+    return Use(question, ((f"get_{attribute}", {"name": name}, result),), said, result)
 
 
 def declared(source: Source, name: str) -> dict[str, Any]:
@@ -239,44 +252,51 @@ def declared(source: Source, name: str) -> dict[str, Any]:
 
 
 USES: tuple[Callable[[Source], Use], ...] = (
-    calculator, calculator, calculator, convert, convert, convert, weekday, weekday, days_between, add_days, today, weather,
-    look_up, look_up,
+    calculator, calculator, calculator, convert, convert, convert, weekday, weekday, days_between, add_days, weekday_after,
+    today, weather, look_up, look_up,
 )  # fmt: skip
 NAMES = ("calculator", "convert", "weekday", "days_between", "add_days", "today", "weather")
 
 
-def offers(source: Source, needed: list[str], *, without: bool = False) -> list[dict[str, Any]]:
-    """What is needed and up to three others, in random order. without: no calculator."""
-    others = [name for name in NAMES if name not in needed and not (without and name == "calculator")]
-    others.append(f"get_{source.pick(ATTRIBUTES)}")
-    names = list(dict.fromkeys(needed + source.some(others, source.number(1 if needed else 2, 3))))
+def offers(source: Source, needed: Iterable[str], *, without: Collection[str] = ()) -> list[dict[str, Any]]:
+    """What is needed and some others, in random order. without: what is not to be offered."""
+    names = list(dict.fromkeys(needed))
+    others = [name for name in (*NAMES, f"get_{source.pick(ATTRIBUTES)}") if name not in names and name not in without]
+    names += source.some(others, source.number(1 if names else 2, 3))
     return [declared(source, name) for name in source.some(names, len(names))]
 
 
-def conversation(uses: list[Use]) -> list[dict[str, Any]]:
-    """Question, call, result and answer of each use."""
-    messages: list[dict[str, Any]] = []
+def conversation(uses: Sequence[Use]) -> list[Message]:
+    """Question, calls with their results, and answer of each use."""
+    messages: list[Message] = []
     for use in uses:
-        messages += [user(use.question), call(use.tool, use.arguments)]
-        messages += [{"role": "tool", "content": use.result}, assistant(use.said)]
+        messages.append(user(use.question))
+        for name, arguments, result in use.calls:
+            messages += [call(name, arguments), {"role": "tool", "content": result}]
+        messages.append(assistant(use.said))
     return messages
 
 
-def no_need(source: Source) -> Sample:
-    """Tools are offered, and the question needs none of them."""
-    if source.chance(0.5):
+def no_call(source: Source) -> Sample:
+    """Talk or a small problem that needs no tool, or a question whose tool is not offered."""
+    choice = source.rng.random()
+    if choice < 0.35:
         question, answer = small_talk(source)
-        return Sample(TOOL, 0, [user(question), assistant(answer)], tools=offers(source, []), answer=answer)
-    story = tell(source, source.number(1, 2))
-    final = assistant(f"The answer is {story.value}.", "\n".join(story.steps))
-    messages = [user(" ".join(story.sentences)), final]
-    return Sample(TOOL, 2, messages, tools=offers(source, [], without=True), answer=str(story.value))
+        return Sample(TOOL, 0, [user(question), assistant(answer)], tools=offers(source, ()), answer=answer)
+    if choice < 0.65:
+        story = tell(source, source.number(1, 2))
+        final = assistant(f"The answer is {story.value}.", "\n".join(story.steps))
+        tools = offers(source, (), without=("calculator",))
+        return Sample(TOOL, 2, [user(" ".join(story.sentences)), final], tools=tools, answer=str(story.value))
+    use = source.pick(USES)(source)
+    tools = None if source.chance(0.3) else offers(source, (), without=[name for name, _, _ in use.calls])
+    return Sample(TOOL, 1, [user(use.question), assistant(UNABLE)], tools=tools, answer=UNABLE)
 
 
 def tool(source: Source, level: int | None = None) -> Sample:
-    """Level: uses in one conversation, or 0 for none; a held-out sample ends at a call or at the answer after it."""
-    if not source.held_out and source.chance(0.14):
-        return no_need(source)
+    """Level: uses in one conversation; a held-out sample ends at a call, at the answer after it, or needs no call."""
+    if source.chance(0.1 if source.held_out else 0.16):
+        return no_call(source)
     count = 1 + (source.rng.choices(range(3), (65, 27, 8))[0] if level is None else level)
     while True:
         source.novel = False
@@ -284,9 +304,15 @@ def tool(source: Source, level: int | None = None) -> Sample:
         if source.novel or not source.held_out:
             break
     messages = conversation(uses)
-    tools = offers(source, [use.tool for use in uses])
+    tools = offers(source, [name for use in uses for name, _, _ in use.calls])
+    if not source.held_out and source.chance(0.12):
+        question, answer = small_talk(source)
+        place = 0 if source.chance(0.5) else len(messages)
+        messages[place:place] = [user(question), assistant(answer)]
     sample = Sample(TOOL, count, messages, tools=tools, answer=uses[-1].value)
     if source.held_out and source.chance(0.5):
-        sample.messages, sample.step = messages[:-2], "call"
-        sample.answer = json.dumps({"name": uses[-1].tool, "arguments": uses[-1].arguments})
+        back = source.number(1, len(uses[-1].calls))
+        name, arguments, _ = uses[-1].calls[-back]
+        sample.messages, sample.step = messages[: -2 * back], "call"
+        sample.answer = json.dumps({"name": name, "arguments": arguments})
     return sample
