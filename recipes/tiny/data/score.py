@@ -15,7 +15,7 @@ _ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key><arg_value>(.*?)</arg_value>"
 
 
 def spoken(completion: str) -> str:
-    """The answer without thoughts and without the token that ended it; empty where a thought was left open."""
+    """The answer without thoughts and without the token that ended it; all of it where nothing closes a thought."""
     for token in STOP_TOKENS:
         completion = completion.split(token)[0]
     return completion.rpartition("</think>")[2] if "</think>" in completion else completion
@@ -34,10 +34,10 @@ def is_call(text: str, wanted: Mapping[str, Any]) -> bool:
 def score(row: Mapping[str, Any], completion: str) -> bool:
     """The number after `The answer is`; the call, name and arguments; the value, as words of the answer.
 
-    row: a line of a held-out file; completion: all that the model wrote after `row["prompt"]`, special tokens
-    included or not.
+    row: a line of a held-out file; completion: all that the model wrote after `row["prompt"]`, `</think>` included
+    (a thought that is left open is no answer), and special tokens included or not.
     """
-    if row["target"].startswith("</think>") is False and "</think>" in row["target"] and "</think>" not in completion:
+    if "</think>" in row["target"] and "</think>" not in completion:
         return False
     text = spoken(completion)
     if row["kind"] == "problem":
