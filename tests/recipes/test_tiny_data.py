@@ -265,6 +265,16 @@ def test_held_out_names_and_words_are_not_in_training(folder: Path, samples: lis
     assert not set(tools.TEST_ATTRIBUTES) & set(re.findall(r"get_(\w+)", text))
 
 
+def test_made_up_names_are_of_one_side() -> None:
+    """Short ones such as Kira and Nina are also people's names of one side, and are not made."""
+    ours, theirs = (
+        {source.Source(f"n:{index}", held_out=held_out).made_name() for index in range(20_000)}
+        for held_out in (False, True)
+    )
+    assert not ours & theirs
+    assert not (ours | theirs) & {*source.TRAIN_NAMES, *source.TEST_NAMES}
+
+
 def every_phrase() -> Iterator[source.Phrases]:
     for module in (problems, retrieval, tools):
         yield from (value for value in vars(module).values() if isinstance(value, source.Phrases))

@@ -79,7 +79,8 @@ class Source:
         while True:
             syllables = 2 if self.chance(0.5) else 3
             name = "".join(self.pick(ONSETS) + self.pick(VOWELS) for _ in range(syllables)) + self.pick(CODAS)
-            if is_held_out(name) is self.held_out and len(name) <= 9:
+            known = name.capitalize() in TRAIN_NAMES or name.capitalize() in TEST_NAMES
+            if is_held_out(name) is self.held_out and len(name) <= 9 and not known:
                 return name.capitalize()
 
     def name(self, made: float = 0.45) -> str:
