@@ -21,7 +21,7 @@ from hadron.tokenizer.chat_template import ChatTemplate
 from hadron.tokenizer.markup import Markup
 from hadron.tokenizer.tokenizer import Tokenizer
 from hadron.tokenizer.tool_calls import CallArguments, CallBegin, Content, Parameters
-from recipes.tiny.data import about, make, problems, retrieval, source, talk, tools
+from recipes.tiny.data import about, make, problems, retrieval, source, tools
 from recipes.tiny.data.markup import ANSWER, KINDS, PROBLEM, RETRIEVAL, STOP_TOKENS, TOOL, USELESS, Sample, weighted
 from recipes.tiny.data.score import score
 from tests.conftest import ROOT
@@ -362,35 +362,6 @@ def test_scores_tell_right_from_wrong(folder: Path) -> None:
     assert kinds == {(kind, "answer") for kind in KINDS} | {("tool", "call")}
 
 
-def test_values_are_matched_whole() -> None:
-    row = {"kind": "retrieval", "step": "answer", "target": "</think>13.", "answer": "13"}
-    assert score(row, "</think>Bolar is 13 years old.<|user|>")
-    assert score(row, "</think>13.")
-    for wrong in (
-        "</think>130.",
-        "</think>413.",
-        "</think>1.13",
-        "</think>13.5",
-        "</think>It is a-13",
-        "13.",
-        "13</think>14",
-    ):
-        assert not score(row, wrong), wrong
-    wanted = {"name": "f", "arguments": {"a": 1.5, "b": "x"}}
-    row = {"kind": "tool", "step": "call", "target": "</think>", "answer": json.dumps(wanted)}
-    text = "<tool_call>f<arg_key>a</arg_key><arg_value>1.5</arg_value><arg_key>b</arg_key><arg_value>x</arg_value></tool_call>"
-    assert score(row, f"</think>{text}<|observation|>")
-    for wrong in (
-        text.replace("1.5", "1.50"),
-        text.replace("f<", "g<"),
-        text + text,
-        "Well " + text,
-        text[:-3],
-        text.replace(">b<", ">c<"),
-    ):
-        assert not score(row, "</think>" + wrong), wrong
-
-
 def test_rows_are_different_and_of_every_level(folder: Path) -> None:
     for name, kind in make.FILES.items():
         found = list(map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines()))
@@ -403,7 +374,3 @@ def test_rows_are_different_and_of_every_level(folder: Path) -> None:
 def test_an_unfinished_thought_is_no_answer(folder: Path) -> None:
     row = next(row for row in rows(folder) if row["kind"] == "problem")
     assert not score(row, f"The answer is {row['answer']}.")
-
-
-def test_talk_of_training_never_uses_held_out_words() -> None:
-    assert all(not talk.talk(source.Source(f"t:{index}")).answer for index in range(5))
