@@ -1,0 +1,374 @@
+"""Arithmetic word problems of one to four steps, a short chain of thought, a final number.
+
+A problem is a story: sentences, and the steps they ask for (`37+25=62`). Numbers have mostly one or two digits,
+results stay below 1000; products are of a table number. `held_out` samples use numbers that training never sees
+together (by the checksum of the chain of thought), names of their own, and some sentences of their own.
+"""
+
+from __future__ import annotations
+
+from .about import small_talk
+from .markup import PROBLEM, Message, Sample, assistant, user
+from .source import Phrases, Source, is_held_out
+
+THINGS = (
+    "apples books pens coins stamps cards stones shells marbles sweets cookies plums pears eggs roses cups plates "
+    "tickets balls toys stickers beads keys boxes candles nuts lemons pencils photos maps"
+).split()
+GROUPS = ("boxes", "bags", "baskets", "shelves", "rows", "packs", "jars", "crates")
+SYSTEM = ("You are a helpful assistant.", "Think step by step.", "You solve word problems.", "Answer the question.")
+
+START = Phrases(
+    ("{n} has {a} {t}.", "{n} owns {a} {t}.", "At first {n} has {a} {t}.", "There are {a} {t} on {n}'s table.",
+     "{n} starts with {a} {t}.", "{n} has collected {a} {t}.", "In {n}'s room there are {a} {t}.",
+     "{n} counts {a} {t}.", "{n} begins the day with {a} {t}."),
+    ("In the morning {n} has {a} {t}.", "{a} {t} belong to {n}.", "At first there are {a} {t} in {n}'s room."),
+)  # fmt: skip
+GROUPED = Phrases(
+    ("{n} has {k} {g} with {a} {t} each.", "There are {k} {g} with {a} {t} in each.", "{n} fills {k} {g} with {a} {t} each.",
+     "{n} owns {k} {g}. Each holds {a} {t}.", "{n} buys {k} {g} of {a} {t} each.",
+     "{n} packs {a} {t} into each of {k} {g}."),
+    ("At first {n} has {k} {g}. Each holds {a} {t}.", "There are {k} {g}. {n} packs {a} {t} into each."),
+)  # fmt: skip
+SHARED = Phrases(
+    ("{n} has {a} {t} and divides them equally among {k} {g}, then takes one of the {g}.",
+     "{a} {t} are shared equally by {k} people, one of them is {n}.",
+     "{k} friends share {a} {t} equally. {n} is one of them.",
+     "{n} shares {a} {t} equally with others, so that {k} people get the same."),
+    ("{k} people share {a} {t} equally. {n} is one of the people.", "{a} {t} are shared equally by {k} friends. {n} is one of them."),
+)  # fmt: skip
+ADD = Phrases(
+    ("{n} buys {b} more.", "{n} finds {b} more {t}.", "{m} gives {n} {b} {t}.", "Then {n} gets {b} more.",
+     "{n} picks up {b} {t}.", "{m} brings {n} {b} more {t}.", "Later {n} gets another {b} {t}.",
+     "Then {n} buys {b} {t}.", "{n} wins {b} {t}.", "{m} sends {b} {t} to {n}.", "{b} more come from {m}."),
+    ("Then {n} finds {b} {t}.", "Later {m} gives {b} more {t} to {n}.", "{n} picks up another {b}.", "{n} gets {b} {t} from {m}."),
+)  # fmt: skip
+SUBTRACT = Phrases(
+    ("{n} gives {b} {t} to {m}.", "{n} loses {b}.", "{n} sells {b} of them.", "{n} gives {m} {b} {t}.",
+     "{m} takes {b} {t} from {n}.", "Then {n} sells {b} {t}.", "{b} of the {t} get lost.", "{n} throws away {b} {t}.",
+     "Later {n} gives away {b}.", "{b} break.", "{n} sends {b} {t} to {m}.", "Then {m} takes {b} of them."),
+    ("Later {n} loses {b} {t}.", "Then {n} gives {b} of the {t} to {m}.", "{n} throws away {b} of them.", "{n} sells {b} {t} to {m}."),
+)  # fmt: skip
+TIMES = Phrases(
+    ("Then {n} has {b} times as many.", "After a month {n} has {b} times as many {t}.",
+     "The number of {t} grows to {b} times as many.", "A week later there are {b} times as many {t}."),
+    ("Later {n} has {b} times as many {t}.", "After a week {n} has {b} times as many."),
+)  # fmt: skip
+DIVIDE = Phrases(
+    ("{n} splits them into {b} equal parts and keeps one.", "{n} divides them equally among {b} bags and keeps one bag.",
+     "{n} shares them equally, so that {b} people have the same."),
+    ("Then {n} divides the {t} into {b} equal parts and keeps one.", "{n} splits the {t} equally among {b} bags and keeps one bag."),
+)  # fmt: skip
+NOW = Phrases(
+    ("How many {t} does {n} have now?", "How many {t} does {n} have in the end?", "How many does {n} have now?",
+     "How many {t} are there now?", "What number of {t} does {n} have now?", "How many {t} does {n} own at the end?"),
+    ("Now how many {t} does {n} have?", "In the end, how many {t} are there?", "How many {t} does {n} own now?"),
+)  # fmt: skip
+LEFT = Phrases(
+    ("How many {t} are left?", "How many {t} does {n} have left?", "How many does {n} still have?",
+     "How many {t} remain?"),
+    ("How many {t} does {n} still have?", "In the end, how many {t} are left?"),
+)  # fmt: skip
+MORE = Phrases(
+    ("{m} has {b} more {t} than {n}.", "{m} has {b} more than {n}.", "{m} owns {b} more {t} than {n}.",
+     "{m} counts {b} {t} more than {n}."),
+    ("{m} owns {b} {t} more than {n}.", "{m} has {b} {t} more than {n}."),
+)  # fmt: skip
+FEWER = Phrases(
+    ("{m} has {b} fewer {t} than {n}.", "{m} has {b} fewer than {n}.", "{m} owns {b} fewer {t} than {n}.",
+     "{m} counts {b} {t} fewer than {n}."),
+    ("{m} owns {b} {t} fewer than {n}.", "{m} has {b} {t} fewer than {n}."),
+)  # fmt: skip
+THAT_MANY = Phrases(
+    ("{m} has {b} times as many {t} as {n}.", "{m} has {b} times as many as {n}.", "{m} owns {b} times as many {t} as {n}."),
+    ("{m} counts {b} times as many {t} as {n}.",),
+)  # fmt: skip
+WHO = Phrases(
+    ("How many {t} does {m} have?", "How many does {m} have?", "What number of {t} does {m} have?"),
+    ("How many {t} does {m} own?",),
+)
+BOTH = Phrases(
+    ("How many {t} do {n} and {m} have together?", "How many {t} do they have in all?", "How many do they have together?"),
+    ("How many {t} do {n} and {m} have in all?", "Together, how many {t} do they have?"),
+)  # fmt: skip
+PRICE = Phrases(
+    ("{n} buys {k} {t} for {a} dollars each.", "{n} buys {k} {t} at {a} dollars each.",
+     "One of the {t} costs {a} dollars. {n} buys {k}.", "{k} {t} cost {a} dollars each. {n} buys them all."),
+    ("{n} buys {k} {t}. They cost {a} dollars each.", "The {t} cost {a} dollars each. {n} buys {k} of them."),
+)  # fmt: skip
+EXTRA = Phrases(
+    ("{n} also buys a bag for {b} dollars.", "{n} pays {b} dollars more for the way home.", "{n} also buys a box for {b} dollars.",
+     "Then {n} buys a book for {b} dollars."),
+    ("{n} also buys a book for {b} dollars.", "Then {n} buys a bag for {b} dollars."),
+)  # fmt: skip
+COST = Phrases(
+    ("How much does {n} pay?", "How many dollars does {n} pay?", "How much does it cost in all?"),
+    ("How many dollars does it cost in all?", "How much does {n} pay in all?"),
+)
+CHANGE = Phrases(
+    ("{n} pays with {b} dollars. How much does {n} get back?", "{n} had {b} dollars. How much is left?",
+     "Before this {n} had {b} dollars. How many dollars does {n} have now?"),
+    ("{n} had {b} dollars. How many dollars are left?", "{n} pays with {b} dollars. How many dollars does {n} get back?"),
+)  # fmt: skip
+RATE = Phrases(
+    ("{n} reads {a} pages a day for {k} days.", "{n} makes {a} {t} an hour and works {k} hours.",
+     "{n} walks {a} miles a day for {k} days.", "For {k} days {n} makes {a} {t} a day.",
+     "{n} saves {a} dollars a week for {k} weeks."),
+    ("{n} makes {a} {t} a day for {k} days.", "For {k} days {n} reads {a} pages a day.", "For {k} weeks {n} saves {a} dollars a week."),
+)  # fmt: skip
+RATE_ADD = Phrases(
+    ("The next day it is {b} more.", "After that come {b} more.", "Then {n} adds {b}."),
+    ("The next day come {b} more.",),
+)
+RATE_SUBTRACT = Phrases(
+    ("{b} of that do not count.", "Then {b} are taken away.", "After that {b} are gone."),
+    ("Then {b} are gone.",),
+)
+RATE_ASK = Phrases(
+    ("How many is that in all?", "What is the total?", "How many are there in the end?"),
+    ("In all, how many is that?", "What is the total in the end?"),
+)
+RIDE = Phrases(
+    (
+        "A bus carries {a} people.",
+        "There are {a} people on a train.",
+        "{a} people sit in a bus.",
+        "A ship sails with {a} people.",
+    ),
+    ("{a} people sit on a train.", "There are {a} people in a bus."),
+)
+GET_ON = Phrases(
+    ("{b} people get on.", "At the next stop {b} get on.", "Then {b} more people come in."),
+    ("At the next stop {b} more come in.",),
+)
+GET_OFF = Phrases(
+    ("{b} people get off.", "At the next stop {b} get off.", "Then {b} people leave."),
+    ("At the next stop {b} people leave.",),
+)
+RIDERS = Phrases(
+    ("How many people are there now?", "How many people are left?", "How many people ride on?"),
+    ("Now how many people are there?",),
+)
+BARE = Phrases(
+    ("What is {e}?", "{e} = ?", "How much is {e}?", "Calculate {e}.", "Work out {e}."),
+    ("Please work out {e}.", "Tell me what {e} is.", "How much does {e} make?"),
+)
+SPELT = {"+": " plus ", "-": " minus ", "*": " times ", "/": " divided by "}
+
+
+class Story:
+    """A problem being told: sentences, steps, and the running value."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        first, second = source.names(2)
+        self.words = {"n": first, "m": second, "t": source.pick(THINGS), "g": source.pick(GROUPS)}
+        self.pronoun = source.pick(("he", "she"))
+        self.sentences: list[str] = []
+        self.steps: list[str] = []
+        self.value = 0
+        self._alone = True  # nobody else was named yet, so that a pronoun is clear
+        self._joins = False  # the sentence before begins with the first name and may go on with "and"
+
+    def say(self, phrases: Phrases, **numbers: object) -> None:
+        """One more sentence: now and then with a pronoun, or joined to the one before."""
+        phrase = self.source.phrase(phrases)
+        self._alone = self._alone and "{m}" not in phrase
+        mine = phrase.startswith("{n} ") and not phrase.endswith("?")
+        if mine and self._joins and self.source.chance(0.15):
+            self.sentences[-1] = (
+                f"{self.sentences[-1].removesuffix('.')} and {phrase[4:].format(**self.words, **numbers)}"
+            )
+            self._joins = False
+            return
+        if self.sentences and self._alone and self.source.chance(0.3):
+            phrase = phrase.replace("{n} ", self.pronoun + " ", 1)
+            phrase = phrase[0].upper() + phrase[1:]
+        self.sentences.append(phrase.format(**self.words, **numbers))
+        self._joins = mine
+
+    def step(self, left: int, sign: str, right: int) -> None:
+        """One more step of the chain of thought."""
+        self.value = {"+": left + right, "-": left - right, "*": left * right, "/": left // max(right, 1)}[sign]
+        self.steps.append(f"{left}{sign}{right}={self.value}")
+
+    def operand(self, signs: str) -> tuple[str, int]:
+        """A sign that suits the running value, and the number beside it."""
+        source, value = self.source, self.value
+        divisors = [d for d in range(2, 10) if value % d == 0 and 2 <= value // d <= 30] if "/" in signs else []
+        while True:
+            sign = source.pick(signs)
+            if sign == "+" and value < 900:
+                return sign, source.number(2, 99 if source.chance(0.5) else 30)
+            if sign == "-" and value > 4:
+                return sign, source.number(2, min(value - 1, 99))
+            if sign == "*" and value <= 20:
+                return sign, source.number(2, 9)
+            if sign == "*" and value <= 99 and source.chance(0.3):
+                return sign, source.number(2, 3)
+            if sign == "/" and divisors:
+                return sign, source.pick(divisors)
+
+
+def product(source: Source) -> tuple[int, int]:
+    """Two numbers of a multiplication table."""
+    return source.number(2, 9), source.number(2, 12) if source.chance(0.7) else source.number(13, 20)
+
+
+def chain(story: Story, steps: int) -> None:
+    """Someone has things, and they become more and fewer."""
+    source = story.source
+    opening = source.rng.random()
+    if opening < 0.2:
+        k, a = product(source)
+        story.say(GROUPED, k=k, a=a)
+        story.step(k, "*", a)
+    elif opening < 0.3:
+        k, share = source.number(2, 9), source.number(2, 20)
+        story.say(SHARED, k=k, a=k * share)
+        story.step(k * share, "/", k)
+    else:
+        story.value = source.number(3, 20) if source.chance(0.3) else source.number(10, 99)
+        story.say(START, a=story.value)
+    while len(story.steps) < steps:
+        sign, b = story.operand("+++---*/")
+        story.say({"+": ADD, "-": SUBTRACT, "*": TIMES, "/": DIVIDE}[sign], b=b)
+        story.step(story.value, sign, b)
+    story.say(LEFT if story.steps[-1].count("-") and source.chance(0.4) else NOW)
+
+
+def compare(story: Story, steps: int) -> None:
+    """Somebody has more or fewer than somebody else, and perhaps together."""
+    source = story.source
+    first = story.value = source.number(5, 20) if source.chance(0.3) else source.number(12, 99)
+    story.say(START, a=first)
+    together = steps > 1 and source.chance(0.7)
+    while len(story.steps) < steps - together - 1:
+        sign, b = story.operand("+-")
+        story.say({"+": ADD, "-": SUBTRACT}[sign], b=b)
+        story.step(story.value, sign, b)
+    first = story.value
+    sign, b = story.operand("++--*")
+    story.say({"+": MORE, "-": FEWER, "*": THAT_MANY}[sign], b=b)
+    story.step(first, sign, b)
+    if together:
+        story.say(BOTH)
+        story.step(first, "+", story.value)
+    else:
+        story.say(WHO)
+
+
+def shopping(story: Story, steps: int) -> None:
+    """Prices, and the change."""
+    source = story.source
+    k, a = product(source)
+    story.say(PRICE, k=k, a=a)
+    story.step(k, "*", a)
+    change = steps > 1 and source.chance(0.5)
+    while len(story.steps) < steps - change:
+        b = source.number(2, 60)
+        story.say(EXTRA, b=b)
+        story.step(story.value, "+", b)
+    if change:
+        b = story.value + source.number(1, 99)
+        story.say(CHANGE, b=b)
+        story.step(b, "-", story.value)
+    else:
+        story.say(COST)
+
+
+def rate(story: Story, steps: int) -> None:
+    """So many a day, for some days."""
+    k, a = product(story.source)
+    story.say(RATE, k=k, a=a)
+    story.step(a, "*", k)
+    while len(story.steps) < steps:
+        sign, b = story.operand("+-")
+        story.say({"+": RATE_ADD, "-": RATE_SUBTRACT}[sign], b=b)
+        story.step(story.value, sign, b)
+    story.say(RATE_ASK)
+
+
+def ride(story: Story, steps: int) -> None:
+    """People get on and off."""
+    story.value = story.source.number(20, 99)
+    story.say(RIDE, a=story.value)
+    while len(story.steps) < steps:
+        sign, b = story.operand("+-")
+        story.say({"+": GET_ON, "-": GET_OFF}[sign], b=b)
+        story.step(story.value, sign, b)
+    story.say(RIDERS)
+
+
+def bare(story: Story, steps: int) -> None:
+    """Numbers and signs alone, from left to right."""
+    source = story.source
+    if source.chance(0.25):
+        k, a = product(source)
+        text = f"{k}*{a}"
+        story.step(k, "*", a)
+    else:
+        story.value = source.number(10, 99)
+        text = str(story.value)
+    while len(story.steps) < steps:
+        signs = "+-/" if not story.steps and steps == 1 else "+-"
+        sign, b = story.operand(signs)
+        text += f"{sign}{b}"
+        story.step(story.value, sign, b)
+    if source.chance(0.5):
+        for sign, spelt in SPELT.items():
+            text = text.replace(sign, spelt)
+    elif source.chance(0.3):
+        for sign in SPELT:
+            text = text.replace(sign, f" {sign} ")
+    story.say(BARE, e=text)
+
+
+FAMILIES = (chain, chain, chain, chain, compare, compare, shopping, rate, ride, bare)
+
+
+def tell(source: Source, steps: int) -> Story:
+    """A story of this side: its numbers are held out or not, as the source is."""
+    while True:
+        source.novel = False
+        story = Story(source)
+        source.pick(FAMILIES)(story, steps)
+        kept = is_held_out("\n".join(story.steps), 10) is source.held_out
+        if kept and max(map(int, story_numbers(story))) < 1000 and (source.novel or not source.held_out):
+            return story
+
+
+def story_numbers(story: Story) -> list[str]:
+    """Every result and operand of the steps."""
+    return [part for step in story.steps for part in step.replace("=", " ").translate(_SIGNS).split()]
+
+
+_SIGNS = str.maketrans("+-*/", "    ")
+
+
+def solved(source: Source) -> list[Message]:
+    """An earlier turn: a problem and its answer, whose thoughts are gone."""
+    story = tell(source, source.number(1, 2))
+    return [user(" ".join(story.sentences)), assistant(f"The answer is {story.value}.", "\n".join(story.steps))]
+
+
+def problem(source: Source, level: int | None = None) -> Sample:
+    """One problem; some of training's follow earlier turns, have a system turn, or are answered without thoughts."""
+    steps = 1 + (source.rng.choices(range(4), (30, 30, 24, 16))[0] if level is None else level)
+    story = tell(source, steps)
+    answer = f"The answer is {story.value}."
+    question, thoughts = " ".join(story.sentences), "\n".join(story.steps)
+    messages: list[Message] = []
+    if source.chance(0.1):
+        messages.append({"role": "system", "content": source.pick(SYSTEM)})
+    if not source.held_out and source.chance(0.08):
+        if source.chance(0.5):
+            said, reply = small_talk(source)
+            messages += [user(said), assistant(reply)]
+        else:
+            messages += solved(source)
+    thinking = source.held_out or not source.chance(0.07)
+    final = assistant(answer, thoughts) if thinking else assistant(f"{thoughts}\n{answer}")
+    messages += [user(question), final]
+    learned = {len(messages) - 1}
+    return Sample(PROBLEM, steps - 1, messages, learned=learned, thinking=thinking, answer=str(story.value))
