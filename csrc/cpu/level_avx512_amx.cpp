@@ -20,7 +20,7 @@ namespace hadron::avx512_amx {
 namespace {
 
 constexpr int64_t kManyGroups = 32;  // whose sums over all panels stay in L2
-constexpr int64_t kAhead = 256;      // bytes of a row that are brought to L1 before their turn
+constexpr int64_t kAhead = 384;      // bytes of a row that are brought to L1 before their turn
 constexpr int64_t kSlice = 2;        // chunks of two groups that stay in L1 for all panels
 
 int order(const Weight& w) {
