@@ -254,6 +254,18 @@ def test_pieces_are_counted_where_the_server_counts_nothing() -> None:
         assert any("each piece of an answer counts as one" in line.text for line in report.lines(found))
 
 
+def test_tokens_without_text_count_but_not_the_mere_end() -> None:
+    ends = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
+
+    async def behave(number: int, body: Any, send: Any) -> None:
+        await send(HEAD + (piece("") + piece("a") if number else b"") + event(ends) + usage(completion_tokens=1) + DONE)
+
+    with endpoint(behave) as made:
+        found = measured(made, requests=2)
+        assert (found.answered, found.output_tokens) == (2, 2)
+        assert found.itl_ms is not None  # between the two of the second
+
+
 def test_a_server_that_does_not_answer_at_all_is_an_error() -> None:
     async def behave(number: int, body: Any, send: Any) -> None:
         await send(status(401, {"error": {"message": "the API key is missing"}}))

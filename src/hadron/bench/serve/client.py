@@ -99,7 +99,9 @@ class Client:
         if not outcome.ended:
             raise FailedError("cut off", "the stream ended without [DONE]")
         if not outcome.pieces:
-            raise FailedError("no tokens", "the answer was empty")
+            if not outcome.completion_tokens:
+                raise FailedError("no tokens", "the answer was empty")
+            outcome.pieces.append(outcome.ended)  # tokens without text, such as a lone end token
 
     def _take(self, outcome: Outcome, data: str, now: float) -> None:
         if data == "[DONE]":
@@ -124,11 +126,12 @@ class Client:
 
 
 def _written(choice: Any) -> bool:
-    """Whether a choice of a piece has something that the model wrote."""
+    """Whether a choice of a piece has something that the model wrote. A completion without text is a token too, such
+    as a part of a character, but for one that only says why it ends."""
     if not isinstance(choice, dict):
         raise FailedError("broken stream", f"a choice that is no object: {choice!r}")
-    if choice.get("text"):
-        return True
+    if "text" in choice:
+        return bool(choice["text"]) or choice.get("finish_reason") is None
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(delta.get(name) for name in _DELTAS)
 
