@@ -123,12 +123,15 @@ class Engine:
             )
         return ids
 
+    def check_ids(self, ids: Sequence[int], where: str) -> None:
+        """`RequestError` for an id that is no token of the model."""
+        if ids:
+            check_token_ids(tuple(ids), self._vocabulary, where)
+
     def check_params(self, params: SamplingParams) -> None:
         """`RequestError` for what this model cannot do with `params`, whose defaults are filled in."""
-        if params.stop_token_ids:
-            check_token_ids(tuple(params.stop_token_ids), self._vocabulary, "stop_token_ids")
-        if params.logit_bias:
-            check_token_ids(tuple(params.logit_bias), self._vocabulary, "logit_bias")
+        self.check_ids(params.stop_token_ids, "stop_token_ids")
+        self.check_ids(tuple(params.logit_bias or ()), "logit_bias")
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer",
