@@ -36,7 +36,8 @@ class MockModel:
         self._backend = ReferenceBackend("mqa", selection_budget=2048)
         self._row = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
         self._rows = self._row.repeat(64, 1)
-        self._kernels = Provider({"lm_head": "cpu"})
+        kernels = Provider({"lm_head": "cpu"})
+        self._functions = [kernels.function("lm_head", name) for name in ("best", "ranks")]  # bound once, as a head's
 
     def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
         """Zeros, with everything around them that a model does once a step."""
@@ -47,7 +48,7 @@ class MockModel:
 
     def head(self, hidden: torch.Tensor) -> Logits:
         """The same row for each."""
-        return Logits.of(self._rows[: hidden.shape[0]], self._kernels)
+        return Logits(self._rows[: hidden.shape[0]], *self._functions)
 
 
 def measure(requests: int, context: int, vocabulary: int, steps: int, *, seeded: bool = False) -> list[float]:

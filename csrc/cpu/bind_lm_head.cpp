@@ -1,9 +1,13 @@
 // What is asked of rows of logits: the best of each, its log-sum-exp, and the ranks of given ids.
 //
-// A row is taken in blocks of one size, put together in order: bits do not depend on rows or threads.
+// A row is taken in blocks of one size, put together in order: bits do not depend on rows or threads. The sum
+// is most of the work, and left out where nobody asks for it.
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -15,8 +19,8 @@ using namespace hadron;
 
 namespace {
 
-constexpr int64_t kBlock = 4096;  // logits
-constexpr int64_t kCost = 8;      // multiplications that a logit is worth
+constexpr int64_t kBlock = 4096;  // logits; a multiple of kPeakGroup
+constexpr int64_t kSumCost = 8;   // multiplications that a logit of a sum is worth
 
 // Whether one id of a row comes before another: the larger logit, then the lower id; NaN before all, as a
 // sort of torch has it.
@@ -30,24 +34,6 @@ struct Before {
     }
 };
 
-// The `count` best of ids [first, end), in no order; returns how many.
-int64_t best_of_block(const float* row, int64_t first, int64_t end, int64_t count, int32_t* list) {
-    const Before before = {row};
-    int64_t have = 0;
-    for (int64_t i = first; i < end && count > 0; ++i) {
-        const auto id = static_cast<int32_t>(i);
-        if (have < count) {
-            list[have++] = id;
-            if (have == count) std::make_heap(list, list + count, before);  // the worst is in front
-        } else if (!(row[id] <= row[list[0]]) && before(id, list[0])) {
-            std::pop_heap(list, list + count, before);
-            list[count - 1] = id;
-            std::push_heap(list, list + count, before);
-        }
-    }
-    return have;
-}
-
 double log_sum_exp(const LogitsSum* blocks, int64_t count) {
     float largest = blocks[0].largest;
     for (int64_t b = 1; b < count; ++b) largest = std::max(largest, blocks[b].largest);
@@ -58,36 +44,64 @@ double log_sum_exp(const LogitsSum* blocks, int64_t count) {
     return largest + std::log(total);
 }
 
-// ids and values [rows][count]; sums and faults [rows].
-void best(const SmallOps& ops, const float* logits, int64_t rows, int64_t size, int64_t count, int64_t* ids,
-          float* values, double* sums, int64_t* faults, int threads) {
-    const int64_t blocks = (size + kBlock - 1) / kBlock, width = std::min(count, kBlock);
-    const int team = team_for(threads, rows * size * kCost, rows * blocks);
-    std::vector<LogitsSum> parts(static_cast<size_t>(rows * blocks));
-    std::vector<int32_t> lists(static_cast<size_t>(rows * blocks * width));
+// The `count` best of a row, in order. peaks: [n], of its groups; what lies in a column whose peak is below
+// the count-th largest peak cannot be among them, so few columns are looked at. list: scratch.
+void best_of_row(const float* row, int64_t size, const float* peaks, int64_t n, int64_t count,
+                 std::vector<int32_t>& list, std::vector<float>& order, int64_t* ids, float* values) {
+    float least = -std::numeric_limits<float>::max();
+    if (count == 1) {
+        least = *std::max_element(peaks, peaks + n);
+    } else if (count < n) {
+        order.assign(peaks, peaks + n);
+        std::nth_element(order.begin(), order.begin() + (count - 1), order.end(), std::greater<float>());
+        least = order[count - 1];
+    }
+    list.clear();
+    for (int64_t p = 0; p < n; ++p) {
+        if (peaks[p] < least) continue;
+        const int64_t group = p / kPeakColumns * kPeakGroup, end = std::min(group + kPeakGroup, size);
+        for (int64_t i = group + p % kPeakColumns; i < end; i += kPeakColumns) {
+            if (row[i] >= least) list.push_back(static_cast<int32_t>(i));
+        }
+    }
+    for (int32_t i = 0; static_cast<int64_t>(list.size()) < count; ++i) list.push_back(i);  // not finite
+    std::partial_sort(list.begin(), list.begin() + count, list.end(), Before{row});
+    for (int64_t i = 0; i < count; ++i) {
+        ids[i] = list[i];
+        values[i] = row[list[i]];
+    }
+}
+
+// Of `rows` rows by their numbers, or the first ones where `numbers` is null: ids and values [rows][count];
+// faults [rows]; sums [rows], unless null.
+void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int64_t rows, int64_t size,
+          int64_t count, int64_t* ids, float* values, double* sums, int64_t* faults, int threads) {
+    const int64_t blocks = (size + kBlock - 1) / kBlock;
+    const int64_t width = kBlock / kPeakGroup * kPeakColumns;  // peaks of a block
+    const int64_t peaks_of_row = (size + kPeakGroup - 1) / kPeakGroup * kPeakColumns;
+    const int team = team_for(threads, rows * size * (sums != nullptr ? kSumCost : 1), rows * blocks);
+    std::vector<LogitsSum> parts(static_cast<size_t>(sums != nullptr ? rows * blocks : 0));
+    std::vector<int64_t> found(static_cast<size_t>(rows * blocks));
+    std::vector<float> peaks(static_cast<size_t>(rows * blocks * width));
+    const auto row_of = [&](int64_t r) { return logits + (numbers != nullptr ? numbers[r] : r) * size; };
 #pragma omp parallel num_threads(team) if (team > 1)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows * blocks; ++i) {
-            const float* row = logits + i / blocks * size;
+            const float* row = row_of(i / blocks);
             const int64_t first = i % blocks * kBlock, end = std::min(first + kBlock, size);
-            ops.sum_block(row + first, end - first, &parts[i]);
-            best_of_block(row, first, end, width, lists.data() + i * width);
+            found[i] = ops.peaks_block(row + first, end - first, peaks.data() + i * width);
+            if (sums != nullptr) ops.sum_block(row + first, end - first, &parts[i]);
         }
+        std::vector<int32_t> list;
+        std::vector<float> order;
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; ++r) {
-            const float* row = logits + r * size;
-            int32_t* list = lists.data() + r * blocks * width;
-            // Only the last block has fewer than `width`, so that the lists lie side by side.
-            const int64_t last = std::min(width, size - (blocks - 1) * kBlock);
-            std::partial_sort(list, list + count, list + (blocks - 1) * width + last, Before{row});
-            for (int64_t i = 0; i < count; ++i) {
-                ids[r * count + i] = list[i];
-                values[r * count + i] = row[list[i]];
-            }
-            sums[r] = log_sum_exp(&parts[r * blocks], blocks);
             faults[r] = 0;
-            for (int64_t b = 0; b < blocks; ++b) faults[r] += parts[r * blocks + b].faults;
+            for (int64_t b = 0; b < blocks; ++b) faults[r] += found[r * blocks + b];
+            best_of_row(row_of(r), size, peaks.data() + r * blocks * width, peaks_of_row, count, list, order,
+                        ids + r * count, values + r * count);
+            if (sums != nullptr) sums[r] = log_sum_exp(&parts[r * blocks], blocks);
         }
     }
 }
@@ -110,12 +124,17 @@ void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* id
 }  // namespace
 
 void bind_lm_head(nb::module_& m) {
-    m.def("best_logits", [](const LevelHandle& l, uintptr_t logits, int64_t rows, int64_t size, int64_t count,
-                            uintptr_t ids, uintptr_t values, uintptr_t sums, uintptr_t faults, int threads) {
+    m.def("best_logits", [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers,
+                            int64_t rows, int64_t size, int64_t count, uintptr_t ids, uintptr_t values,
+                            uintptr_t sums, uintptr_t faults, int threads) {
         if (size < 1 || size > INT32_MAX || count < 0 || count > size)
             throw std::invalid_argument("so many of so many logits cannot be chosen");
+        const auto* asked = at<const int64_t>(numbers);
+        for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
+            if (asked[i] < 0 || asked[i] >= held) throw std::out_of_range("a row of logits is out of range");
+        }
         nb::gil_scoped_release release;
-        best(small_ops(*l.kernels), at<const float>(logits), rows, size, count, at<int64_t>(ids),
+        best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
              at<float>(values), at<double>(sums), at<int64_t>(faults), threads);
     });
     m.def("rank_logits", [](uintptr_t logits, int64_t rows, int64_t size, uintptr_t ids, int64_t count,

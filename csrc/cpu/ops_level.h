@@ -72,13 +72,15 @@ struct KdaRun {
     float* state;  // [heads][key][value]
 };
 
-// Of a block of logits: its largest, the sum of e^(x - largest), and how many are not finite; where some
-// are not, only their number is defined.
+// Of a block of logits that are finite: its largest, and the sum of e^(x - largest).
 struct LogitsSum {
     float largest;
-    int64_t faults;
     double sum;
 };
+
+// Logits lie in groups, and those of a group in columns: logit i is of column i % kPeakColumns.
+constexpr int64_t kPeakGroup = 1024;
+constexpr int64_t kPeakColumns = 16;
 
 // A number format. mantissa: bits; smallest: exponent of the smallest normal number. Integers have neither.
 struct Grid {
@@ -123,6 +125,7 @@ struct SmallOps {
     // recurrence, gated norm. ahead: the state that this thread takes next, or null.
     void (*kda_head)(const KdaLayer&, const KdaRun&, int64_t head, int64_t first, const float* ahead,
                      uint8_t* scratch);
+    int64_t (*peaks_block)(const float* x, int64_t n, float* peaks);
     void (*sum_block)(const float* x, int64_t n, LogitsSum* out);
     // The largest |x[i]|; NaN where one is NaN.
     float (*magnitude)(const float* x, int64_t n);

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import hadron.preflight.build as build
 from hadron.cli.main import run
@@ -73,6 +74,19 @@ def test_the_cache_that_is_asked_for_is_counted_and_named(capsys: Captured) -> N
     assert "a token (latents fp8_e4m3), state" in capsys.readouterr().out
     assert run(["check", str(SHIPPED), "--kv-cache-dtype", "fp8"]) == 2
     assert "'auto', 'bf16', 'fp32', 'fp8_e4m3'" in capsys.readouterr().err
+
+
+def test_room_is_what_the_fraction_of_the_memory_leaves(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, rooms = build.make_plan(str(SHIPPED)), []
+    memory, tokens = plan.memory, 4000  # fewer than the model's context
+    size = 2 * (memory.weights + memory.state_per_sequence + tokens * memory.cache_per_token)
+    monkeypatch.setattr(build, "detect", lambda device: replace(plan.platform, memory=size))
+    for part in ("0.5", "1"):
+        assert run(["check", str(SHIPPED), "--json", "--memory-utilization", part]) == 0
+        rooms.append(json.loads(capsys.readouterr().out)["memory"]["max_context"])
+    assert rooms == [tokens, 4096]
+    assert run(["check", str(SHIPPED), "--memory-utilization", "1.5"]) == 2
+    assert "where:    --memory-utilization\n  found:    1.5" in capsys.readouterr().err
 
 
 def test_modules_prints_what_matches(capsys: Captured) -> None:

@@ -34,6 +34,38 @@ def test_the_best_equal_their_definition(isa: str, size: int, count: int) -> Non
         assert not faults.any()
 
 
+@every_level
+@pytest.mark.parametrize("size", [1, 33, 1023, 1025, 9000])
+@pytest.mark.parametrize("count", [1, 16, 40])
+def test_rows_by_their_numbers_without_their_sums(isa: str, size: int, count: int) -> None:
+    logits = torch.randn(7, size, generator=generator(3))
+    numbers = [6, 0, 0, 3]
+    ids, values, sums, faults = native.best(logits, count, rows=numbers, sums=False, threads=2, level=handle(isa))
+    expected = reference.best(logits, count, rows=numbers, sums=False)
+    assert torch.equal(ids, expected[0]) and torch.equal(values, expected[1]) and torch.equal(faults, expected[3])
+    assert sums.shape == expected[2].shape == (0,) and sums.dtype is expected[2].dtype
+    whole = native.best(logits, count, level=handle(isa))
+    assert torch.equal(whole[0][numbers], ids) and torch.equal(whole[1][numbers], values)
+    assert native.best(logits, count, rows=[], level=handle(isa))[0].shape == (0, min(count, size))
+
+
+@every_level
+def test_the_lowest_numbers_are_found_too(isa: str) -> None:
+    """What may not come has the lowest finite logit, which stands also for lanes behind a row's end."""
+    lowest = torch.finfo(torch.float32).min
+    logits = torch.full((2, 1030), lowest)
+    logits[1, 1029] = 0.0
+    ids, values, _, faults = native.best(logits, 3, level=handle(isa))
+    assert ids.tolist() == [[0, 1, 2], [1029, 0, 1]] and values[0].tolist() == [lowest] * 3
+    assert faults.tolist() == [0, 0]
+
+
+def test_a_row_that_is_not_there_is_refused() -> None:
+    for wrong in (-1, 2):
+        with pytest.raises(IndexError, match="a row of logits is out of range"):
+            native.best(rows(2, 8), 1, rows=[0, wrong])
+
+
 @pytest.mark.parametrize("size", [1, 40, 9000])
 def test_ranks_equal_their_definition(size: int) -> None:
     logits = rows(4, size)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hadron.errors import UsageError
 from hadron.preflight.build import Wishes, make_plan, plan_facts
 from hadron.preflight.plan import LoadPlan
 from hadron.problems import Problem
@@ -267,6 +268,23 @@ def test_weights_beyond_the_memory_are_a_warning(fp8: Draft, tmp_path: Path) -> 
     warning = only(tight, "HC503")
     assert tight.ok and "accepted up to 0.0 GB on a small machine" in warning.message and "disk" in warning.hint
     assert 0 < tight.memory.max_context < 4096, "mapped weights give way to caches"
+
+
+def test_the_room_for_caches_is_the_fraction_that_was_asked_for(fp8: Draft, tmp_path: Path) -> None:
+    memory = make_plan(fp8.write(tmp_path)).memory
+    tokens = 4000  # fewer than the model's context
+    size = 2 * (memory.weights + memory.state_per_sequence + tokens * memory.cache_per_token)
+    plan = make_plan(tmp_path)
+    machine = type(plan.platform)("cpu", "cpu", "a machine", 2, size, (), ("reference",), 1)
+    found = [plan_facts(plan.facts, Wishes(memory_utilization=part), machine).memory for part in (0.5, 1.0)]
+    assert [each.max_context for each in found] == [tokens, 4096]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.01, float("nan")])
+def test_a_fraction_of_the_memory_that_is_none_is_refused(fp8: Draft, tmp_path: Path, wrong: float) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_plan(fp8.write(tmp_path), memory_utilization=wrong)
+    assert refused.value.where == "--memory-utilization" and repr(wrong) in refused.value.found
 
 
 def test_kernels_that_are_not_there_are_refused_with_every_reason(fp8: Draft, tmp_path: Path) -> None:

@@ -97,9 +97,9 @@ def scripts() -> Iterator[Scripts]:
     """Answers that a test chooses; in force for the module."""
     made, accept = Scripts(), Engine._accept
 
-    def accept_scripted(engine: Engine, request: Any, logits: Any) -> Any:
+    def accept_scripted(engine: Engine, request: Any, *rest: Any) -> Any:
         made.request = request
-        return accept(engine, request, logits)
+        return accept(engine, request, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "_accept", accept_scripted)

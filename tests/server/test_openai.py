@@ -353,7 +353,7 @@ def test_completions_of_token_ids_with_echo(client: OpenAI, llm: LLM) -> None:
         ({"top_p": 2}, "top_p", "not 0"),
         ({"n": 1000}, "n", "at most 128"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
-        ({"logprobs": True, "top_logprobs": 1000}, "logprobs", "at most"),
+        ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs", "at most"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "token ids"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"tool_choice": "required"}, "tool_choice", "with tools"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +16,18 @@ from schemathesis import GenerationMode
 from hadron.server.run import Server
 from tests.server.running import idle, running, until
 
-POSTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-    "/tokenize", "/detokenize",
-)  # fmt: skip
+log = logging.getLogger(__name__)
+
+#: path -> requests that the description allows, and that it forbids, for `.ci/run`: more where one takes less time
+THOUSANDS = {
+    "/v1/chat/completions": (120, 80),
+    "/v1/completions": (150, 140),
+    "/v1/responses": (100, 120),
+    "/v1/messages": (140, 130),
+    "/v1/messages/count_tokens": (140, 140),
+    "/tokenize": (200, 190),
+    "/detokenize": (200, 200),
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +69,28 @@ def statuses(server: Server, path: str, mode: GenerationMode, examples: int) -> 
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("path", THOUSANDS)
 def test_no_request_makes_the_server_fail(small: Server, path: str, mode: GenerationMode) -> None:
     seen = statuses(small, path, mode, 25)
     assert seen
     assert mode is not GenerationMode.NEGATIVE or max(seen) >= 400
 
 
+def test_all_paths_that_take_a_body_are_tried(small: Server) -> None:
+    paths = httpx.get(f"{small.url}/openapi.json").json()["paths"]
+    assert set(THOUSANDS) == {path for path, methods in paths.items() if "post" in methods}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("path", POSTS)
-def test_no_request_of_thousands_makes_the_server_fail(small: Server, path: str) -> None:
-    sent = sum(sum(statuses(small, path, mode, 200).values()) for mode in GenerationMode)
-    assert sent >= 300
+@pytest.mark.timeout(900)
+def test_no_request_of_two_thousand_makes_the_server_fail(small: Server) -> None:
+    """At least two thousand are answered, below 500; `--log-cli-level=info` shows how many and how, path by path."""
+    seen: Counter[int] = Counter()
+    for path, counts in THOUSANDS.items():
+        for mode, count in zip((GenerationMode.POSITIVE, GenerationMode.NEGATIVE), counts, strict=True):
+            found = statuses(small, path, mode, count)
+            log.info("%s %s: %d requests, %s", path, mode.value, found.total(), dict(sorted(found.items())))
+            seen += found
+    log.info("%d requests in all: %s", seen.total(), dict(sorted(seen.items())))
+    assert seen.total() >= 2000 and max(seen) < 500, seen
+    assert seen[200] >= 100

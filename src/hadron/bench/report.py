@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from hadron.bench.limits import Limits
 from hadron.bench.measure import Row
 from hadron.bench.profile import Breakdown
+from hadron.bench.table import table
 from hadron.bench.weigh import Cost
 from hadron.preflight.report import Line, Role
 
@@ -97,14 +98,6 @@ LIMIT_NAMES = {
     "fp32_gflops": "fp32 peak",
     "int8_gops": "int8 peak",
 }
-
-
-def table(head: Sequence[str], align: str, rows: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """Aligned columns, two spaces apart, as wide as they need; `align` holds `<` or `>` a column."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for number, row in enumerate((head, *rows)):
-        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True))
-        yield Line("  ".join(cells).rstrip(), Role.PLAIN if number else Role.HEAD)
 
 
 def environment_lines(found: Environment) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""`hadron bench`: how fast kernels and models run here, beside what this machine can do at most.
+"""`hadron bench`: how fast kernels and models run here, beside what this machine can do at most; and servers.
 
 The limits are measured in the same run. Nothing is compared with a figure from elsewhere.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hadron.cli.bench_serve import serve
 from hadron.cli.options import NUMA, NUMA_HELP
 from hadron.errors import UsageError
 
@@ -22,12 +23,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(name="bench", epilog="Exit codes: 0 done; 2 wrong usage or unreadable input.")
 def command() -> None:
-    """Measure kernels and models on this machine.
+    """Measure kernels and models on this machine, or a server.
 
     \b
-    Example:
+    Examples:
       hadron bench kernels --op linear --scheme mxfp4 --m 1,8,512
+      hadron bench serve --max-concurrency 16
     """
+
+
+command.add_command(serve)
 
 
 def _numbers(text: str | None, flag: str) -> tuple[int, ...] | None:

@@ -67,9 +67,11 @@ def _usage_error(error: click.UsageError, given: Sequence[str]) -> UsageError:
     "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
     help="What to keep latents in; auto: bfloat16, as activations.",
 )  # fmt: skip
-def command(
-    model: str, as_json: bool, pattern: str | None, data: bool, kernels: str, device: str, kv_cache_dtype: str
-) -> int:
+@click.option(
+    "--memory-utilization", type=float, default=0.9, show_default=True,
+    help="Fraction of the memory for weights and caches, for how many tokens there is room.",
+)  # fmt: skip
+def command(model: str, as_json: bool, pattern: str | None, data: bool, **wishes: Any) -> int:
     """Say how every tensor of MODEL will be used, and everything that is wrong with it.
 
     MODEL is a folder with a checkpoint, or the name of one on the Hub; of that only headers are
@@ -80,7 +82,7 @@ def command(
       hadron check path/to/checkpoint --modules '*.layers.3.self_attn.*'
     """
     try:
-        plan = _plan(model, data, kernels=kernels, device=device, kv_cache_dtype=kv_cache_dtype)
+        plan = _plan(model, data, **wishes)
         chosen = _chosen(plan, pattern)
     except HadronError as error:
         if as_json:

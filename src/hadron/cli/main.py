@@ -26,7 +26,7 @@ COMMANDS = {
     "generate": ("hadron.cli.generate", "Continue a prompt."),
     "chat": ("hadron.cli.chat", "Talk with a model in the terminal."),
     "serve": ("hadron.cli.serve", "Serve a model to OpenAI's and Anthropic's clients."),
-    "bench": ("hadron.cli.bench", "Measure kernels and models on this machine."),
+    "bench": ("hadron.cli.bench", "Measure kernels and models on this machine, or a server."),
     "env": ("hadron.cli.env", "Print versions, processor and memory, for bug reports."),
 }
 

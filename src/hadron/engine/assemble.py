@@ -89,6 +89,7 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         mla_prefill=config.mla_prefill,
+        memory_utilization=config.memory_utilization,
         hub=hub,
         progress=report,
     )

@@ -22,7 +22,7 @@ from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
 from hadron.engine.structured import Grammars
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
-from hadron.layers.logits import Logits
+from hadron.layers.logits import Best, Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -123,12 +123,15 @@ class Engine:
             )
         return ids
 
+    def check_ids(self, ids: Sequence[int], where: str) -> None:
+        """`RequestError` for an id that is no token of the model."""
+        if ids:
+            check_token_ids(tuple(ids), self._vocabulary, where)
+
     def check_params(self, params: SamplingParams) -> None:
         """`RequestError` for what this model cannot do with `params`, whose defaults are filled in."""
-        if params.stop_token_ids:
-            check_token_ids(tuple(params.stop_token_ids), self._vocabulary, "stop_token_ids")
-        if params.logit_bias:
-            check_token_ids(tuple(params.logit_bias), self._vocabulary, "logit_bias")
+        self.check_ids(params.stop_token_ids, "stop_token_ids")
+        self.check_ids(tuple(params.logit_bias or ()), "logit_bias")
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer",
@@ -226,7 +229,7 @@ class Engine:
             return []
         try:
             wanted = [len(s.token_ids) if s.request.wants_prompt_logprobs else int(s.last) for s in steps]
-            logits = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
+            logits, rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
         except HadronError as error:
             return self._failed(steps, error)
         except BaseException:
@@ -237,8 +240,10 @@ class Engine:
         self._scheduler.commit(steps)
         self.stats.steps += 1
         faults = self._runner.faults or [None] * len(steps)
-        taken = (self._take(*parts) for parts in zip(steps, logits, faults, strict=True))
-        return [event for event in taken if event is not None]
+        best = self._best(steps, logits, rows)
+        taken = zip(steps, rows, best, faults, strict=True)
+        events = [self._take(step, logits, own, likeliest, fault) for step, own, likeliest, fault in taken]
+        return [event for event in events if event is not None]
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it stands, and give its cache back; False where it has ended already."""
@@ -266,7 +271,7 @@ class Engine:
         try:
             for start in range(0, len(ids), self._budget):
                 piece = ids[start : start + self._budget]
-                (logits,) = self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
+                logits, _ = self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
                 if self._runner.faults and self._runner.faults[0] is not None:
                     raise _not_finite(self._runner.faults[0])
                 assert logits is not None
@@ -279,17 +284,40 @@ class Engine:
             manager.release(cache)
         return np.concatenate(rows)
 
-    def _take(self, step: Scheduled, logits: Logits | None, fault: str | None) -> TokenEvent | None:
-        """What a step gave one request: log-probabilities of its prompt, a token, or its end."""
+    def _best(self, steps: Sequence[Scheduled], logits: Logits | None, rows: Sequence[range]) -> list[Best | None]:
+        """The likeliest tokens of those that get one in this step, by as few questions as there are kinds of them."""
+        found: list[Best | None] = [None] * len(steps)
+        if logits is None:
+            return found
+        kinds: dict[tuple[int, bool], list[int]] = {}
+        for i, step in enumerate(steps):
+            if step.last:
+                request = step.request
+                ruled = request.request_id in self._rules
+                kinds.setdefault(sampler.needs(request.params, self._vocabulary, ruled=ruled), []).append(i)
+        for (count, sums), members in kinds.items():
+            best = logits.best(count, rows=[rows[i].stop - 1 for i in members], sums=sums)
+            for row, i in enumerate(members):
+                found[i] = best.rows(row, row + 1)
+        return found
+
+    def _take(
+        self, step: Scheduled, logits: Logits | None, rows: range, best: Best | None, fault: str | None
+    ) -> TokenEvent | None:
+        """What a step gave one request: log-probabilities of its prompt, a token, or its end.
+
+        rows: its own of the logits; best: of the last of them.
+        """
         request = step.request
         try:
             if fault is not None:
                 raise _not_finite(fault)
-            if logits is None:
+            if logits is None or not rows:
                 return None
             if request.wants_prompt_logprobs:
-                self._take_prompt(request, logits, request.computed - len(step.token_ids) + 1)
-            return self._accept(request, logits.rows(len(logits) - 1, len(logits))) if step.last else None
+                own = logits.rows(rows.start, rows.stop)
+                self._take_prompt(request, own, request.computed - len(step.token_ids) + 1)
+            return None if best is None else self._accept(request, logits.rows(rows.stop - 1, rows.stop), best)
         except (NumericsError, RequestError) as error:
             return self._fail(request, error)
 
@@ -303,9 +331,11 @@ class Engine:
         rows = logits.rows(known - first, known - first + len(expected))
         request.prompt_logprobs += map(self._with_text, sampler.prompt_logprobs(rows, expected, most, position=known))
 
-    def _accept(self, request: Request, logits: Logits) -> TokenEvent:
+    def _accept(self, request: Request, logits: Logits, best: Best) -> TokenEvent:
         rules = self._rules.get(request.request_id)
-        choice = sampler.choose(logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules)
+        choice = sampler.choose(
+            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, best=best
+        )
         complete = False
         if rules is not None and rules.matcher is not None:
             rules.matcher.accept(choice.token)

@@ -63,8 +63,9 @@ class Runner:
 
     def run(
         self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None
-    ) -> list[Logits | None]:
-        """Take the steps' tokens into their caches; for each, the logits of its last tokens, where any are wanted.
+    ) -> tuple[Logits | None, list[range]]:
+        """Take the steps' tokens into their caches; the logits of the last tokens that are wanted of each, None where
+        none are, and which rows are whose.
 
         selections: of the only step's request, to be recorded or imposed.
 
@@ -84,8 +85,4 @@ class Runner:
             logits = self.model.head(hidden[torch.tensor(rows, device=hidden.device)]) if rows else None
         for step in steps:
             self.manager.commit(step.cache, step.token_ids)
-        ends = list(accumulate(wanted))
-        return [
-            logits.rows(end - count, end) if logits is not None and count else None
-            for end, count in zip(ends, wanted, strict=True)
-        ]
+        return logits, [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]

@@ -1,7 +1,8 @@
 """Logits to tokens and log-probabilities: the only place where either is made.
 
-The likeliest tokens are asked of the head, and are enough unless any token may be drawn or a request's
-rules change its logits: only then the whole row is taken, and a changed row is asked in the same way.
+The likeliest tokens are asked of the head, for all requests of a step at once, and are enough unless any token
+may be drawn or a request's rules change its logits: only then the whole row is taken, and a changed row is asked in
+the same way.
 Log-probabilities are the model's, before rules and temperature. numpy in float64, random numbers from a
 counter-based generator keyed by (seed, position): a token depends on its row of logits, its own text, the
 seed and the position, never on the batch.
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hadron.engine.logit_rules import LogitRules
+from hadron.engine.philox import uniform
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
 from hadron.layers.logits import Best, Logits
@@ -31,23 +33,39 @@ class Choice:
     logprobs: dict[int, Logprob] | None
 
 
+def needs(params: SamplingParams, vocabulary: int, *, ruled: bool) -> tuple[int, bool]:
+    """How many of a row's likeliest tokens `choose` takes, and whether it takes the log-sum-exp too. ruled: the
+    request changes its logits."""
+    assert params.top_k is not None
+    count = params.top_k if params.temperature and 0 < params.top_k < vocabulary and not ruled else 1
+    return max(count, params.logprobs or 0), params.logprobs is not None
+
+
 def choose(
-    logits: Logits, params: SamplingParams, *, seed: int, position: int, rules: LogitRules | None = None
+    logits: Logits,
+    params: SamplingParams,
+    *,
+    seed: int,
+    position: int,
+    rules: LogitRules | None = None,
+    best: Best | None = None,
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. `NumericsError` when a logit is not finite.
+    rules: what the request changes about its logits. best: of the row, as `needs` says, where it is known.
+    `NumericsError` when a logit is not finite.
     """
-    assert params.top_k is not None
-    count = params.top_k if params.temperature and 0 < params.top_k < logits.vocabulary else 1
-    best = logits.best(max(count if rules is None else 1, params.logprobs or 0))
-    check_finite(logits, best, position)
+    if best is None:
+        count, sums = needs(params, logits.vocabulary, ruled=rules is not None)
+        best = logits.best(count, sums=sums)
+    if best.faults[0]:
+        check_finite(logits, best, position)
     left, likeliest = logits, best
     if rules is not None:
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
         left = logits.changed(torch.from_numpy(row)[None])
-        likeliest = left.best(count)
+        likeliest = left.best(needs(params, logits.vocabulary, ruled=False)[0])
         check_finite(left, likeliest, position)
     token = int(likeliest.ids[0, 0]) if not params.temperature else _drawn(left, likeliest, params, seed, position)
     return Choice(token, None if params.logprobs is None else logprobs(logits, best, token, params.logprobs))
@@ -57,7 +75,7 @@ def prompt_logprobs(
     logits: Logits, expected: Sequence[int], most: int, *, position: int
 ) -> Iterator[dict[int, Logprob]]:
     """`logprobs` of each token of a prompt, the first at `position`, from the rows they were expected with."""
-    best = logits.best(most)
+    best = logits.best(most, sums=True)
     for i, token in enumerate(expected):
         row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
         check_finite(row, own, position + i)
@@ -66,9 +84,9 @@ def prompt_logprobs(
 
 def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, position: int) -> int:
     ids, weights = candidates(logits, best, params)
-    cumulative = np.cumsum(weights)
-    drawn = np.random.Generator(np.random.Philox(key=seed, counter=position)).random() * cumulative[-1]
-    return int(ids[min(int(np.searchsorted(cumulative, drawn, side="right")), len(ids) - 1)])
+    cumulative = weights.cumsum()
+    drawn = uniform(seed, position) * cumulative[-1]
+    return int(ids[min(int(cumulative.searchsorted(drawn, side="right")), len(ids) - 1)])
 
 
 def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -82,7 +100,7 @@ def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDAr
     assert params.top_p is not None
     assert params.top_k is not None
     if 0 < params.top_k < logits.vocabulary:
-        values, ids = best.logits[0, : params.top_k].numpy(), best.ids[0, : params.top_k].numpy()
+        values, ids = best.logits[0, : params.top_k], best.ids[0, : params.top_k]
         order = np.lexsort((ids, values == values[-1]))
         values, ids = values[order], ids[order]
     else:
@@ -93,7 +111,8 @@ def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDAr
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to minus infinity
         scaled /= params.temperature
     weights = np.exp(scaled)
-    ids, weights = ids[weights > 0], weights[weights > 0]
+    possible = weights > 0
+    ids, weights = ids[possible], weights[possible]
     if params.top_p < 1:
         total = float(weights.sum())
         # those left out here hold less than 1 - top_p together: a cheap way to have few to sort
@@ -104,12 +123,14 @@ def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDAr
         before = np.cumsum(weights) - weights
         end = max(1, int(np.searchsorted(before, params.top_p * total)))
         ids, weights = ids[:end], weights[:end]
-    likely = weights >= params.min_p  # the likeliest weighs 1
-    return ids[likely], weights[likely]
+    if params.min_p > 0:
+        likely = weights >= params.min_p  # the likeliest weighs 1
+        ids, weights = ids[likely], weights[likely]
+    return ids, weights
 
 
 def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Logprob]:
-    """Log-probabilities of the `most` likeliest tokens of a row and of the chosen one, best first."""
+    """Log-probabilities of the `most` likeliest tokens of a row and of the chosen one, best first. best: with sums."""
     total = float(best.log_sum_exp[0])
     listed = zip(best.ids[0].tolist(), best.logits[0].tolist(), strict=True)
     known = {token: Logprob(value - total, rank) for rank, (token, value) in enumerate(listed, 1)}
@@ -121,7 +142,7 @@ def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Lo
 
 def check_finite(logits: Logits, best: Best, position: int) -> None:
     """`NumericsError` when a logit is NaN or infinite: nothing is clamped to hide it. position: of the first row."""
-    failed = best.faults.nonzero().flatten().tolist()
+    failed = np.flatnonzero(best.faults).tolist()
     if failed:
         row = logits.values[failed[0]].cpu()
         first = int((~torch.isfinite(row)).nonzero()[0])

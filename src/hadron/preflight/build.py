@@ -19,6 +19,7 @@ from hadron.checkpoint.formats import parse_rules
 from hadron.checkpoint.formats.base import Rules
 from hadron.checkpoint.garbage import paused_gc
 from hadron.checkpoint.resolve import Resolver
+from hadron.errors import UsageError
 from hadron.kernels import select as kernels_select
 from hadron.kernels.select import KernelChoice, Refusal
 from hadron.models.inventory import LINEAR_KINDS, ModuleKind, ModuleSpec, Section, Split
@@ -26,7 +27,7 @@ from hadron.models.registry import FAMILIES, ConfigModule, Family, FamilyConfig
 from hadron.platforms import detect
 from hadron.platforms.base import Platform
 from hadron.preflight.findings import PlanFindings
-from hadron.preflight.memory import plan_memory, tensor_bytes
+from hadron.preflight.memory import UTILIZATION, plan_memory, tensor_bytes
 from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan
 from hadron.problems import Problem, problem
 from hadron.quantization.scheme import BF16, QuantizationScheme
@@ -60,7 +61,8 @@ class Wishes:
     """What the user asks of a plan, as the flags say it.
 
     kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`,
-    `mqa` or `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`.
+    `mqa` or `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`. memory_utilization: the fraction of the
+    memory for weights and caches, above 0 and at most 1, or `UsageError`.
     """
 
     kernels: str = "auto"
@@ -68,6 +70,15 @@ class Wishes:
     dtype: str = "bfloat16"
     mla_prefill: str = "auto"
     kv_cache_dtype: str = "auto"
+    memory_utilization: float = UTILIZATION
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_utilization <= 1:
+            raise UsageError(
+                "A fraction of the memory cannot be used", where="--memory-utilization",
+                found=repr(self.memory_utilization), accepted="a number above 0, at most 1",
+                hint="leave it out for the default",
+            )  # fmt: skip
 
     @property
     def latents(self) -> str:
@@ -83,15 +94,17 @@ def make_plan(
     dtype: str = "bfloat16",
     mla_prefill: str = "auto",
     kv_cache_dtype: str = "auto",
+    memory_utilization: float = UTILIZATION,
     hub: Hub | None = None,
     progress: Progress | None = None,
 ) -> LoadPlan:
     """Plan the checkpoint in folder `model`, or of that Hub id.
 
-    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there,
-    `UnsupportedError` for a dtype that caches cannot have; all else is in the plan's problems.
+    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there and a fraction
+    of the memory that is none, `UnsupportedError` for a dtype that caches cannot have; all else is in the plan's
+    problems.
     """
-    wishes = Wishes(kernels, device, dtype, mla_prefill, kv_cache_dtype)
+    wishes = Wishes(kernels, device, dtype, mla_prefill, kv_cache_dtype, memory_utilization)
     platform = detect(device)
     facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))
     with paused_gc():
@@ -115,7 +128,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
     problems += _side_values(facts)
     findings = PlanFindings(config, modules, facts)
     attention = _attention(config, modules, wishes, platform, problems)
-    memory = plan_memory(config, modules, platform, wishes.dtype, wishes.latents)
+    memory = plan_memory(config, modules, platform, wishes.dtype, wishes.latents, wishes.memory_utilization)
     mtp = findings.mtp()
     problems += findings.problems(mtp, memory, platform)
     return LoadPlan(

@@ -22,8 +22,8 @@ def tensor_bytes(facts: Facts) -> int:
 UTILIZATION = 0.9
 
 
-def cache_room(weights: int, converted: int, memory: int, utilization: float = UTILIZATION) -> int:
-    """Bytes for caches in `memory` bytes.
+def cache_room(weights: int, converted: int, memory: int, utilization: float) -> int:
+    """Bytes for caches in `memory` bytes, of which weights and caches may take the fraction `utilization`.
 
     Mapped weights give way to caches: where they fill the memory, a quarter of it is counted on.
     """
@@ -31,10 +31,15 @@ def cache_room(weights: int, converted: int, memory: int, utilization: float = U
 
 
 def plan_memory(
-    config: FamilyConfig | None, modules: Iterable[ModulePlan], platform: Platform, dtype: str, latents: str
+    config: FamilyConfig | None,
+    modules: Iterable[ModulePlan],
+    platform: Platform,
+    dtype: str,
+    latents: str,
+    utilization: float,
 ) -> MemoryPlan:
     """What the text tower takes; the vision tower and the MTP layer are mapped but not run. dtype: of
-    activations; latents: of latent rows."""
+    activations; latents: of latent rows; utilization: see `cache_room`."""
     weights = converted = 0
     for module in modules:
         if module.spec.section is Section.TEXT:
@@ -44,7 +49,7 @@ def plan_memory(
     if config is None:
         return MemoryPlan(weights, converted, 0, 0, 0, platform.memory, latents)
     spec = cache_spec(config, dtype=dtype, latents=latents)
-    left = cache_room(weights, converted, platform.memory) - spec.bytes_per_sequence
+    left = cache_room(weights, converted, platform.memory, utilization) - spec.bytes_per_sequence
     fits = max(0, left) // max(1, spec.bytes_per_token)
     return MemoryPlan(
         weights, converted, spec.bytes_per_token, spec.bytes_per_sequence, min(fits, config.max_position),

@@ -77,7 +77,7 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
             fields["stop_token_ids"] = [*(request.stop_token_ids or ()), model.markup.ids[Mark.CALL_END]]
         params = model.params(request, **fields)
     except HadronError as error:
-        raise from_error(error, {} if request.structured_outputs else _blame(request, choice)) from error
+        raise from_error(error, _blame(request, choice)) from error
     return Prepared(
         name, text, prompt, params, request.priority or 0, tooling.parameters(tools) if tools else None,
         tuple(request.unknown),
@@ -85,9 +85,15 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
 
 
 def _blame(request: ChatRequest, choice: str) -> dict[str, str]:
-    if choice in ("required", "named"):
-        return {"structured_outputs": "tools"}
-    return {"structured_outputs": "response_format"} if request.response_format else {}
+    """What the request called fields that have another name inside."""
+    names = {"logprobs": "top_logprobs"}
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if not request.structured_outputs and choice in ("required", "named"):
+        names["structured_outputs"] = "tools"
+    elif not request.structured_outputs and request.response_format:
+        names["structured_outputs"] = "response_format"
+    return names
 
 
 def count_tokens(model: Model, request: ChatRequest) -> int:

@@ -18,6 +18,7 @@ _TYPES = {
     401: ("authentication_error", "authentication_error"),
     404: ("not_found_error", "not_found_error"),
     405: ("invalid_request_error", "invalid_request_error"),
+    408: ("invalid_request_error", "invalid_request_error"),
     413: ("invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "rate_limit_error"),
     500: ("server_error", "api_error"),
@@ -31,7 +32,8 @@ _shown.maxstring = 80
 
 
 class ApiError(Exception):
-    """An answer that is an error. param: the field at fault. retry_after: in seconds."""
+    """An answer that is an error. param: the field at fault. retry_after: in seconds. hang_up: the connection ends
+    with it, for a body that nobody will read to its end."""
 
     def __init__(
         self,
@@ -41,12 +43,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        hang_up: bool = False,
     ) -> None:
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+        if hang_up:
+            self.headers["connection"] = "close"
         super().__init__(message)
 
     def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:

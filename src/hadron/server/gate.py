@@ -1,4 +1,4 @@
-"""What every request passes before and after it is answered: key, size, id, and one line in the log."""
+"""What every request passes before and after it is answered: key, size and pace of its body, id, a line in the log."""
 
 from __future__ import annotations
 
@@ -132,11 +132,20 @@ class Gate:
             raise self._too_large(length)
 
     def _bounded(self, receive: Receive) -> Receive:
-        seen = 0
+        """Of a body, no more bytes than allowed, and none of them too late: who sends one at a time holds nothing."""
+        seen, coming = 0, True
+        end = asyncio.get_running_loop().time() + self.config.body_timeout
 
         async def bounded() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, coming
+            if not coming:  # what follows is that the client leaves, and it may take its time
+                return await receive()
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError:
+                raise self._too_slow(seen) from None
+            coming = bool(message.get("more_body"))
             seen += len(message.get("body", b""))
             if seen > self.config.max_request_bytes:
                 raise self._too_large(f"more than {self.config.max_request_bytes}")
@@ -147,7 +156,13 @@ class Gate:
     def _too_large(self, found: str) -> ApiError:
         return ApiError(
             413, f"the body is too large: found {found[:20]} bytes; accepted: at most {self.config.max_request_bytes} "
-            "(--max-request-bytes)", code="request_too_large",
+            "(--max-request-bytes)", code="request_too_large", hang_up=True,
+        )  # fmt: skip
+
+    def _too_slow(self, seen: int) -> ApiError:
+        return ApiError(
+            408, f"the body came too slowly: found {seen} bytes and no end; accepted: all of it within "
+            f"{self.config.body_timeout} s (--body-timeout)", code="request_timeout", hang_up=True,
         )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def tokenize(model: Model, request: TokenizeRequest) -> dict[str, Any]:
 
 
 def detokenize(model: Model, request: DetokenizeRequest) -> dict[str, Any]:
-    """`prompt`: the text, markup included."""
+    """`prompt`: the text, markup included. `RequestError` for an id that is no token of the model."""
     model.check_name(request.model)
+    model.engine.check_ids(request.tokens, "tokens")
     return {"prompt": model.text_tokenizer().decode(request.tokens, skip_special_tokens=False)}

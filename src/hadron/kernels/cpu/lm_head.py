@@ -5,6 +5,8 @@ A head of its own is a `linear`. The bits of a log-sum-exp depend on its row alo
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,18 +30,27 @@ def logits(hidden: torch.Tensor, table: torch.Tensor, threads: int = 1) -> torch
 
 
 def best(
-    logits: torch.Tensor, count: int, *, threads: int = 1, level: Any = None
+    logits: torch.Tensor,
+    count: int,
+    *,
+    rows: Sequence[int] | None = None,
+    sums: bool = True,
+    threads: int = 1,
+    level: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids int64 and logits float32 [n, count] of the largest, log-sum-exp float64 [n], faults int64 [n]."""
-    rows, size = logits.shape
+    """ids int64 and logits float32 [n, count] of the largest, log-sum-exp float64 [n], faults int64 [n]; see the
+    definition. Rows are read where they lie."""
+    held, size = logits.shape
     count = min(count, size)
-    ids, values = torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count)
-    sums, faults = torch.empty(rows, dtype=torch.float64), torch.empty(rows, dtype=torch.int64)
+    numbers = None if rows is None else array("q", rows)
+    n = held if numbers is None else len(numbers)
+    ids, values = torch.empty(n, count, dtype=torch.int64), torch.empty(n, count)
+    totals, faults = torch.empty(n if sums else 0, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
     extension().best_logits(
-        level or current_level(), _address(logits), rows, size, count, ids.data_ptr(), values.data_ptr(),
-        sums.data_ptr(), faults.data_ptr(), threads,
+        level or current_level(), _address(logits), held, numbers.buffer_info()[0] if numbers else 0, n, size, count,
+        ids.data_ptr(), values.data_ptr(), totals.data_ptr() if sums else 0, faults.data_ptr(), threads,
     )  # fmt: skip
-    return ids, values, sums, faults
+    return ids, values, totals, faults
 
 
 def ranks(logits: torch.Tensor, ids: torch.Tensor, *, threads: int = 1) -> torch.Tensor:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 ROWS = 8192
@@ -18,16 +20,20 @@ def logits(hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([x @ part.float().T for part in torch.split(table, ROWS)], dim=-1)
 
 
-def best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def best(
+    logits: torch.Tensor, count: int, *, rows: Sequence[int] | None = None, sums: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The `count` largest of each row of float32 [n, vocabulary], best first, the lowest id first on a tie.
 
-    -> ids int64 and logits float32 [n, count] (all of a smaller vocabulary), log-sum-exp of the whole row
-    float64 [n], and int64 [n]: how many of its logits are not finite. Where some are not, only that
-    number is defined.
+    rows: numbers of the rows that are asked about, instead of all. -> ids int64 and logits float32 [n, count] (all
+    of a smaller vocabulary), log-sum-exp of the whole row float64 [n] (of no row without `sums`), and int64 [n]:
+    how many of its logits are not finite. Where some are not, only that number is defined.
     """
+    if rows is not None:
+        logits = logits[list(rows)]
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
-    sums = torch.logsumexp(logits.double(), dim=-1)
-    return ids[:, :count], values[:, :count], sums, (~torch.isfinite(logits)).sum(dim=-1)
+    totals = torch.logsumexp(logits[: None if sums else 0].double(), dim=-1)
+    return ids[:, :count], values[:, :count], totals, (~torch.isfinite(logits)).sum(dim=-1)
 
 
 def ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
