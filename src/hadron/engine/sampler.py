@@ -32,11 +32,18 @@ class Choice:
 
 
 def choose(
-    logits: Logits, params: SamplingParams, *, seed: int, position: int, rules: LogitRules | None = None
+    logits: Logits,
+    params: SamplingParams,
+    *,
+    seed: int,
+    position: int,
+    rules: LogitRules | None = None,
+    also: Sequence[int] = (),
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. `NumericsError` when a logit is not finite.
+    rules: what the request changes about its logits. also: tokens whose log-probabilities are given too.
+    `NumericsError` when a logit is not finite.
     """
     assert params.top_k is not None
     count = params.top_k if params.temperature and 0 < params.top_k < logits.vocabulary else 1
@@ -50,7 +57,7 @@ def choose(
         likeliest = left.best(count)
         check_finite(left, likeliest, position)
     token = int(likeliest.ids[0, 0]) if not params.temperature else _drawn(left, likeliest, params, seed, position)
-    return Choice(token, None if params.logprobs is None else logprobs(logits, best, token, params.logprobs))
+    return Choice(token, None if params.logprobs is None else logprobs(logits, best, (token, *also), params.logprobs))
 
 
 def prompt_logprobs(
@@ -61,7 +68,7 @@ def prompt_logprobs(
     for i, token in enumerate(expected):
         row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
         check_finite(row, own, position + i)
-        yield logprobs(row, own, token, most)
+        yield logprobs(row, own, (token,), most)
 
 
 def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, position: int) -> int:
@@ -108,15 +115,17 @@ def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDAr
     return ids[likely], weights[likely]
 
 
-def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Logprob]:
-    """Log-probabilities of the `most` likeliest tokens of a row and of the chosen one, best first."""
+def logprobs(logits: Logits, best: Best, chosen: Sequence[int], most: int) -> dict[int, Logprob]:
+    """Log-probabilities of the `most` likeliest tokens of a row, best first, and of the chosen ones."""
     total = float(best.log_sum_exp[0])
     listed = zip(best.ids[0].tolist(), best.logits[0].tolist(), strict=True)
     known = {token: Logprob(value - total, rank) for rank, (token, value) in enumerate(listed, 1)}
-    if chosen not in known:
-        rank = int(logits.ranks(torch.tensor([[chosen]], device="cpu")))
-        known[chosen] = Logprob(float(logits.values[0, chosen]) - total, rank)
-    return {token: entry for token, entry in known.items() if entry.rank <= most or token == chosen}
+    unknown = [token for token in dict.fromkeys(chosen) if token not in known]
+    if unknown:
+        ranks = logits.ranks(torch.tensor([unknown], device="cpu"))[0].tolist()
+        for token, rank in zip(unknown, ranks, strict=True):
+            known[token] = Logprob(float(logits.values[0, token]) - total, rank)
+    return {token: entry for token, entry in known.items() if entry.rank <= most or token in chosen}
 
 
 def check_finite(logits: Logits, best: Best, position: int) -> None:
