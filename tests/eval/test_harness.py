@@ -115,7 +115,8 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_task_without_its_data_is_refused(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "lost.yaml").write_text(
-        "task: lost\ndataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\ntest_split: test\n"
+        "task: lost\ndataset_path: json\ndataset_kwargs: {data_files: {test: " + str(tmp_path) + "/nowhere.jsonl}}\n"
+        "test_split: test\n"
         'output_type: generate_until\ndoc_to_text: "{{text}}"\ndoc_to_target: "x"\n'
         "metric_list: [{metric: exact_match}]\n"
     )

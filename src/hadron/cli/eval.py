@@ -128,9 +128,8 @@ def command(
     from hadron.eval.report import as_json as json_text
     from hadron.eval.report import lines, prepare, write
 
-    known = Tasks(include_path)
     if list_tasks:
-        _list(known, as_json)
+        _list(Tasks(include_path), as_json)
         return 0
     names = [name for name in (tasks or "").split(",") if name]
     if not names:
@@ -138,6 +137,8 @@ def command(
             "no task is named", where="--tasks", found="nothing", accepted="names with commas between them",
             hint="`hadron eval --list-tasks` prints all",
         )  # fmt: skip
+    switches, generation = _switches(chat_template_kwargs), _gen_kwargs(gen_kwargs)
+    known = Tasks(include_path)
     asked = Asked(
         tasks=known.matching(names),
         limit=limit,
@@ -145,9 +146,8 @@ def command(
         apply_chat_template=apply_chat_template,
         fewshot_as_multiturn=fewshot_as_multiturn,
         system_instruction=system_instruction,
-        switches=_switches(chat_template_kwargs),
-        gen_kwargs=_gen_kwargs(gen_kwargs),
-        include_path=include_path,
+        switches=switches,
+        gen_kwargs=generation,
         log_samples=log_samples and output is not None,
         seed=seed,
         bootstrap_iters=bootstrap_iters,

@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import logging
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 class Asked:
     """What is to be evaluated, and how; names are lm-eval's.
 
-    limit: documents of each task, or below 1 which part of them. include_path: folders with task files.
-    switches: of the chat template. gen_kwargs: what to change about generation in every task that generates.
+    limit: documents of each task, or below 1 which part of them. switches: of the chat template. gen_kwargs: what
+    to change about generation in every task that generates.
     """
 
     tasks: Sequence[str]
@@ -39,7 +40,6 @@ class Asked:
     system_instruction: str | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
     gen_kwargs: Mapping[str, Any] | None = None
-    include_path: Sequence[Path] = ()
     log_samples: bool = False
     seed: int = 1234
     bootstrap_iters: int = 1000
@@ -80,25 +80,29 @@ class Tasks:
                     accepted="a folder with task files (.yaml)",
                     hint="name the folder that the task file is in",
                 )
+        folders = [str(shipped.folder()), *map(str, include_path)]
         with _described("the task files cannot be read", ", ".join(map(str, include_path)) or "lm-eval"):
-            self._manager = TaskManager(include_path=[str(shipped.folder()), *map(str, include_path)])
+            self._own: Any = TaskManager(include_path=folders, include_defaults=False)
+            # thousands of files, which takes seconds
+            self._all: Callable[[], Any] = cache(lambda: TaskManager(include_path=folders))
 
-    @property
-    def manager(self) -> Any:
-        """lm-eval's own object."""
-        return self._manager
+    def manager(self, names: Sequence[str]) -> Any:
+        """lm-eval's object that knows these names, which may be those of its own task files."""
+        apart = {*self._own.all_subtasks, shipped.TAG}
+        return self._own if set(names) <= apart else self._all()
 
     def listed(self) -> dict[str, list[str]]:
         """Names of groups, tags and tasks."""
-        manager = self._manager
+        manager = self._all()
         return {"groups": manager.all_groups, "tags": manager.all_tags, "tasks": manager.all_subtasks}
 
     def matching(self, names: Sequence[str]) -> list[str]:
         """Every name, patterns such as `mmlu_*` replaced by what they match; `UsageError` for an unknown one."""
-        known: list[str] = self._manager.all_tasks
+        manager = self.manager(names)
+        known: list[str] = manager.all_tasks
         found: dict[str, None] = {}
         for name in names:
-            matched = self._manager.match_tasks([name]) if set(name) & set("*?[") else [name] * (name in known)
+            matched = manager.match_tasks([name]) if set(name) & set("*?[") else [name] * (name in known)
             if not matched:
                 close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
                 raise UsageError(
@@ -136,7 +140,7 @@ def evaluate(llm: LLM, asked: Asked, tasks: Tasks, progress: Progress) -> dict[s
             apply_chat_template=asked.apply_chat_template,
             fewshot_as_multiturn=asked.fewshot_as_multiturn,
             gen_kwargs=dict(asked.gen_kwargs) if asked.gen_kwargs else None,
-            task_manager=tasks.manager,
+            task_manager=tasks.manager(names),
             random_seed=asked.seed,
             numpy_random_seed=asked.seed,
             torch_random_seed=asked.seed,

@@ -13,6 +13,8 @@ from typing import Any
 from hadron.eval.scoring import is_call, is_number, is_value
 from hadron.tokenizer.tool_calls import Parameters
 
+#: All of them together.
+TAG = "hadron"
 _FIELDS = ("prompt", "target", "answer", "step")
 
 
