@@ -80,7 +80,14 @@ def test_what_cannot_be_evaluated(
     assert f"where:    {where}" in shown.err and found in shown.err and shown.out == ""
 
 
-def test_values_of_gen_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run([*RUN, "--tasks", "hadron", "--output", str(tmp_path / "file")]) == 2
+    shown = capsys.readouterr().err
+    assert f"where:    --output {tmp_path / 'file'}" in shown and "File exists" in shown and "another folder" in shown
+
+
+def test_values_of_gen_kwargs() -> None:
     from hadron.cli.eval import _gen_kwargs
 
     assert _gen_kwargs("do_sample=True,temperature=0.5,top_k=3,until=x") == {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from hadron import LLM, RequestError, SamplingParams
 from hadron.cli.generate import SHIPPED
@@ -46,6 +47,22 @@ def test_scores_are_those_of_the_logits(model: Path) -> None:
         assert scored.logprobs == pytest.approx(wanted, abs=1e-4)
         assert scored.logprob == pytest.approx(sum(wanted), abs=1e-3)
         assert scored.is_greedy is is_greedy
+
+
+@pytest.mark.parametrize("name", ["glm52-ct-w4a16", "glm53f-modelopt-nvfp4"])
+def test_scores_are_what_transformers_computed(name: str) -> None:
+    llm, goldens = load(DATA / name), load_file(DATA / name / "goldens.safetensors")
+    for i in range(3):
+        ids = goldens[f"prompt{i}.input_ids"].tolist()
+        last = goldens[f"prompt{i}.last_logits"].astype(np.float64)
+        total = np.log(np.exp(last - last.max()).sum()) + last.max()
+        tokens = np.argsort(last)[[-1, -2, len(last) // 2, 0]].tolist()
+        said = goldens[f"prompt{i}.greedy16"].tolist()
+        *single, whole, other = llm.score([*((ids, [t]) for t in tokens), (ids, said), (ids, [*said[:-1], tokens[2]])])
+        tolerance = 2e-4 * np.abs(last).max()
+        assert [s.logprob for s in single] == pytest.approx([last[t] - total for t in tokens], abs=tolerance)
+        assert [s.is_greedy for s in single] == [True, False, False, False]
+        assert whole.is_greedy and other.is_greedy is (said[-1] == tokens[2])
 
 
 def test_what_the_model_would_say_is_greedy() -> None:

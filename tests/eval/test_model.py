@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lm_eval.api.model import TemplateLM
 
-from hadron import LLM, SamplingParams, UsageError
+from hadron import LLM, SamplingParams, TokenizerError, UsageError
 from hadron.eval.model import HadronLM
 from hadron.tokenizer.markup import Mark
+from tests.conftest import DATA
 from tests.eval.own_tasks import llm
 
 CONTEXT, CONTINUATIONS = "The longest river in the world is", [" the Nile", " a", " long and old", " "]
@@ -49,6 +51,25 @@ def test_white_space_between_the_two_belongs_to_the_continuation(llm: LLM) -> No
     assert model.loglikelihood(requests((CONTEXT + " ", "the Nile"))) == model.loglikelihood(
         requests((CONTEXT, " the Nile"))
     )
+
+
+@pytest.mark.parametrize("context", ["The river", "The river ", "The river \n\n", "<|user|>The river\n", "a"])
+@pytest.mark.parametrize("continuation", ["Nile", " Nile", "s are long", "\n", ""])
+def test_texts_are_divided_as_lm_eval_divides_them(llm: LLM, context: str, continuation: str) -> None:
+    texts = HadronLM(llm)._texts
+    theirs = SimpleNamespace(backend="causal", tok_encode=texts.encode)
+    assert texts.pair(context, continuation) == TemplateLM._encode_pair(theirs, context, continuation)
+
+
+def test_a_context_of_white_space_is_to_be_predicted(llm: LLM) -> None:
+    texts = HadronLM(llm)._texts
+    assert texts.pair(" \n", "Nile") == (texts.opening, texts.encode(" \nNile"))
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused() -> None:
+    bare = LLM(DATA / "glm52-ct-w4a16", kernels="reference", threads=1, max_model_len=64)
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        HadronLM(bare)
 
 
 def test_an_empty_context_is_the_end_of_another_text(llm: LLM) -> None:

@@ -43,7 +43,8 @@ class Texts:
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Ids of both, as lm-eval divides them: white space between the two belongs to the continuation.
 
-        The ids of both together are divided after as many as the context alone has. An empty context is the opening.
+        The continuation's ids are those of both together after as many as the context alone has. An empty context is
+        the opening.
         """
         if not context:
             ids = self.plain(continuation)
@@ -51,10 +52,9 @@ class Texts:
             return (ids[:1], ids[1:]) if opened else (self.opening, ids)
         words = context.rstrip()
         whole = self.encode(words + context[len(words) :] + continuation)
-        begin = len(self.encode(words)) if words else 0
-        if not begin:  # nothing but white space: it is all to be predicted
-            return self.opening, whole
-        return whole[:begin], whole[begin:]
+        alone = self.encode(words) if words else []
+        # nothing but white space: it is all to be predicted
+        return alone or self.opening, whole[len(alone) :]
 
     @cached_property
     def _marks(self) -> tuple[str, ...]:
