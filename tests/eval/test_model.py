@@ -63,7 +63,7 @@ def test_texts_are_divided_as_lm_eval_divides_them(llm: LLM, context: str, conti
 
 def test_a_context_of_white_space_is_to_be_predicted(llm: LLM) -> None:
     texts = HadronLM(llm)._texts
-    assert texts.pair(" \n", "Nile") == (texts.opening, texts.encode(" \nNile"))
+    assert texts.pair(" \n", "Nile") == (texts.opening, texts.plain(" \nNile"))
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused() -> None:

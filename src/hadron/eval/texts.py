@@ -43,18 +43,17 @@ class Texts:
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Ids of both, as lm-eval divides them: white space between the two belongs to the continuation.
 
-        The continuation's ids are those of both together after as many as the context alone has. An empty context is
-        the opening.
+        The continuation's ids are those of both together after as many as the context alone has. A context
+        without words is the opening.
         """
-        if not context:
-            ids = self.plain(continuation)
-            opened = len(self.opening) == 1 and ids[:1] == self.opening and len(ids) > 1
-            return (ids[:1], ids[1:]) if opened else (self.opening, ids)
         words = context.rstrip()
-        whole = self.encode(words + context[len(words) :] + continuation)
-        alone = self.encode(words) if words else []
-        # nothing but white space: it is all to be predicted
-        return alone or self.opening, whole[len(alone) :]
+        rest = context[len(words) :] + continuation
+        if words:
+            alone = self.encode(words)
+            return alone, self.encode(words + rest)[len(alone) :]
+        ids = self.plain(rest)
+        opened = len(self.opening) == 1 and ids[:1] == self.opening and len(ids) > 1
+        return (ids[:1], ids[1:]) if opened else (self.opening, ids)
 
     @cached_property
     def _marks(self) -> tuple[str, ...]:
