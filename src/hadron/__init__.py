@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hadron.batch import Selections
     from hadron.engine.request import CompletionOutput, Logprob, RequestOutput
+    from hadron.engine.score import Score
     from hadron.engine.single import linear
     from hadron.errors import (
         CapacityError,
@@ -39,6 +40,7 @@ _PLACES = {
     "LoadPlan": ("hadron.preflight.plan", "LoadPlan"),
     "SamplingParams": ("hadron.sampling_params", "SamplingParams"),
     "StructuredOutputsParams": ("hadron.sampling_params", "StructuredOutputsParams"),
+    "Score": ("hadron.engine.score", "Score"),
     "Selections": ("hadron.batch", "Selections"),
     "check": ("hadron.preflight.build", "make_plan"),
     "linear": ("hadron.engine.single", "linear"),
@@ -68,6 +70,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "Selections",
     "StructuredOutputsParams",
     "TokenizerError",

@@ -8,7 +8,7 @@ out[0].outputs[0].token_ids
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -24,6 +24,7 @@ from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import OnToken
 from hadron.engine.request import RequestOutput
+from hadron.engine.score import Pair, Score, score
 from hadron.engine.stats import Stats
 from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
@@ -226,6 +227,28 @@ class LLM:
                 accepted=f"{len(ids)}, as many as token_ids", hint="record them with the same token_ids",
             )  # fmt: skip
         return self._engine.logits(ids, selections)
+
+    def score(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[Score]:
+        """How likely each pair's continuation is after its context, both token ids; scores in their order.
+
+        on_done: called with how many pairs are done. Together a pair may have one token more than
+        `max_model_len`: the last one is not read. `RequestError`, `CapacityError` before anything runs.
+        """
+        checked = []
+        for i, (context, continuation) in enumerate(pairs):
+            places = {f"pairs[{i}].context": context, f"pairs[{i}].continuation": continuation}
+            pair = Pair(*(self._engine.check_prompt(_integers(ids, at), at) for at, ids in places.items()))
+            self._engine.check_prompt(pair.seen, f"pairs[{i}]")
+            checked.append(pair)
+        try:
+            return score(self._engine, checked, map(str, self._ids), on_done or (lambda done: None))
+        finally:
+            self._engine.abort_all()
 
     def _run(
         self,

@@ -149,7 +149,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_each_of_its_rows(expected: l
     rows = np.random.default_rng(seed).normal(size=(len(expected), 7)).astype(np.float32)
     found = sampler.prompt_logprobs(Logits.of(torch.from_numpy(rows), Provider()), expected, most, position=1)
     for row, token, entries in zip(rows, expected, found, strict=True):
-        assert entries == sampler.logprobs(held(row), held(row).best(most, sums=True), token, most)
+        assert entries == sampler.logprobs(held(row), held(row).best(most, sums=True), (token,), most)
 
 
 def test_a_prompts_row_that_is_not_finite_is_named() -> None:
@@ -190,7 +190,7 @@ def test_logprobs_are_those_of_the_raw_logits(logits: np.ndarray, most: int, dat
     total = math.log(math.fsum(math.exp(float(x)) for x in logits))
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
     rows = held(logits)
-    row = sampler.logprobs(rows, rows.best(most, sums=True), chosen, most)
+    row = sampler.logprobs(rows, rows.best(most, sums=True), (chosen,), most)
     expected = order[:most] + ([chosen] if chosen not in order[:most] else [])
     assert list(row) == expected
     for token, entry in row.items():

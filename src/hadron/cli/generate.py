@@ -42,6 +42,7 @@ SHIPPED_NOTE = "note: this is the small model that ships with Hadron; its weight
 
 #: Seconds of work before a progress bar is worth showing.
 _PATIENCE = 0.5
+_UNITS = {"headers": "shards", "answers": "requests", "log-likelihoods": "requests", "windows": "windows"}
 
 
 @click.command(
@@ -104,7 +105,7 @@ def _generate(
     params = SamplingParams(**{name: settings.pop(name) for name in NAMES})
     if model is None:
         click.echo(SHIPPED_NOTE, err=True)
-    llm = _load(model or str(SHIPPED), settings)
+    llm = load(model or str(SHIPPED), settings)
     if as_json:
         (output,) = llm.generate(text, params)
         click.echo(json.dumps({"outputs": output_values(output)}, ensure_ascii=False))
@@ -149,7 +150,8 @@ def _standard_input() -> str:
         ) from error
 
 
-def _load(model: str, settings: dict[str, Any]) -> LLM:
+def load(model: str, settings: dict[str, Any]) -> LLM:
+    """The model, with progress on stderr. settings: the keywords of `LLM`."""
     from hadron.llm import LLM
 
     with Bars() as bars:
@@ -173,7 +175,7 @@ class Bars(ExitStack):
                 self.close()
                 self._what, self._since, self._bar = what, time.monotonic(), None
             if self._bar is None and done < total and time.monotonic() - self._since > _PATIENCE:
-                self._bar = self.enter_context(console.progress(what, unit="shards" if what == "headers" else "bytes"))
+                self._bar = self.enter_context(console.progress(what, unit=_UNITS.get(what, "bytes")))
             if self._bar is not None:
                 self._bar(done, total)
 

@@ -26,6 +26,8 @@ COMMANDS = {
     "generate": ("hadron.cli.generate", "Continue a prompt."),
     "chat": ("hadron.cli.chat", "Talk with a model in the terminal."),
     "serve": ("hadron.cli.serve", "Serve a model to OpenAI's and Anthropic's clients."),
+    "eval": ("hadron.cli.eval", "Evaluate a model on tasks of lm-eval."),
+    "perplexity": ("hadron.cli.perplexity", "Measure how well a model predicts a text."),
     "bench": ("hadron.cli.bench", "Measure kernels and models on this machine, or a server."),
     "env": ("hadron.cli.env", "Print versions, processor and memory, for bug reports."),
 }

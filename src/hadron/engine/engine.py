@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hadron.batch import RequestStep, Selections
 from hadron.engine import sampler
 from hadron.engine.logit_rules import LogitRules
-from hadron.engine.request import Logprob, Request, check_token_ids
+from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
 from hadron.engine.runner import Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
@@ -162,12 +162,13 @@ class Engine:
         index: int = 0,
         follows: Request | None = None,
         answer: bool = False,
+        scoring: Scoring | None = None,
     ) -> Request:
         """Queue a request; ids from `check_prompt`, params checked by `check_params`.
 
         priority: lower goes first, past at most `scheduler.PRIORITY_STEP` earlier requests a level.
         index, follows: for a further continuation of the prompt of an earlier request. answer: the text is
-        an answer in a conversation, so it holds none of what only prompts hold.
+        an answer in a conversation, so it holds none of what only prompts hold. scoring: see `engine.score`.
         """
         detokenizer = None
         if self._tokenizer is not None:
@@ -184,6 +185,7 @@ class Engine:
             priority=priority,
             index=index,
             follows=follows,
+            scoring=scoring,
         )
         matcher = None
         if params.structured is not None and self._grammars is not None:
@@ -228,7 +230,7 @@ class Engine:
         if not steps:
             return []
         try:
-            wanted = [len(s.token_ids) if s.request.wants_prompt_logprobs else int(s.last) for s in steps]
+            wanted = [s.request.wanted_logits(len(s.token_ids)) for s in steps]
             logits, rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
         except HadronError as error:
             return self._failed(steps, error)
@@ -316,7 +318,7 @@ class Engine:
                 return None
             if request.wants_prompt_logprobs:
                 own = logits.rows(rows.start, rows.stop)
-                self._take_prompt(request, own, request.computed - len(step.token_ids) + 1)
+                self._take_prompt(request, own, request.computed - len(own) + 1)
             return None if best is None else self._accept(request, logits.rows(rows.stop - 1, rows.stop), best)
         except (NumericsError, RequestError) as error:
             return self._fail(request, error)
@@ -333,8 +335,9 @@ class Engine:
 
     def _accept(self, request: Request, logits: Logits, best: Best) -> TokenEvent:
         rules = self._rules.get(request.request_id)
+        also = () if request.scoring is None else request.scoring.candidates
         choice = sampler.choose(
-            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, best=best
+            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, best=best, also=also
         )
         complete = False
         if rules is not None and rules.matcher is not None:

@@ -44,6 +44,18 @@ class Logprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Log-probabilities of a given text are asked for, not a new one.
+
+    first: the position in the prompt of the first token whose log-probability is wanted, at least 1; what
+    stands before may come from the cache. candidates: tokens that might follow the prompt, each wanted too.
+    """
+
+    first: int
+    candidates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One continuation. text is None without a tokenizer; token_ids include the token that ended it.
 
@@ -93,7 +105,8 @@ class Request:
     stop_token_ids: the caller's. eos: the model's, empty when they are to be ignored.
     capacity: most tokens the context and the cache can hold, prompt included.
     index: which of the continuations that were asked for. priority: lower goes first. follows: a request of
-    the same prompt whose cache this one waits for.
+    the same prompt, or with the same beginning, whose cache this one waits for.
+    scoring: of what prompt_logprobs are wanted; None: of the whole prompt.
     computed: tokens, counted from the first, whose state is in the cache; only the scheduler changes it.
     """
 
@@ -108,6 +121,7 @@ class Request:
     index: int = 0
     priority: int = 0
     follows: Request | None = None
+    scoring: Scoring | None = None
     computed: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -123,6 +137,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.stop_strings = StopStrings(self.params.stop_strings)
+        if self.scoring is not None:
+            self.prompt_logprobs = [None] * self.scoring.first
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -140,14 +156,23 @@ class Request:
         return [*self.prompt_token_ids, *self.output_token_ids]
 
     @property
-    def reads_prefixes(self) -> bool:
-        """Whether tokens may be taken from the cache: not where their logits are asked for."""
-        return self.params.prompt_logprobs is None
+    def reusable_tokens(self) -> int:
+        """How long a beginning may be taken from the cache, but for its last token: its logits are not asked for."""
+        if self.scoring is not None:
+            return self.scoring.first
+        return self.num_tokens if self.params.prompt_logprobs is None else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt are still to come."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
+    def wanted_logits(self, count: int) -> int:
+        """Of how many of the next `count` tokens, the last ones, the logits are needed."""
+        end = self.computed + count
+        if self.wants_prompt_logprobs:
+            return max(0, min(count, end + 1 - len(self.prompt_logprobs)))
+        return int(end == self.num_tokens)
 
     @property
     def num_uncomputed(self) -> int:

@@ -49,10 +49,12 @@ def choose(
     position: int,
     rules: LogitRules | None = None,
     best: Best | None = None,
+    also: Sequence[int] = (),
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
     rules: what the request changes about its logits. best: of the row, as `needs` says, where it is known.
+    also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
     if best is None:
@@ -68,7 +70,7 @@ def choose(
         likeliest = left.best(needs(params, logits.vocabulary, ruled=False)[0])
         check_finite(left, likeliest, position)
     token = int(likeliest.ids[0, 0]) if not params.temperature else _drawn(left, likeliest, params, seed, position)
-    return Choice(token, None if params.logprobs is None else logprobs(logits, best, token, params.logprobs))
+    return Choice(token, None if params.logprobs is None else logprobs(logits, best, (token, *also), params.logprobs))
 
 
 def prompt_logprobs(
@@ -79,7 +81,7 @@ def prompt_logprobs(
     for i, token in enumerate(expected):
         row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
         check_finite(row, own, position + i)
-        yield logprobs(row, own, token, most)
+        yield logprobs(row, own, (token,), most)
 
 
 def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, position: int) -> int:
@@ -129,15 +131,17 @@ def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDAr
     return ids, weights
 
 
-def logprobs(logits: Logits, best: Best, chosen: int, most: int) -> dict[int, Logprob]:
-    """Log-probabilities of the `most` likeliest tokens of a row and of the chosen one, best first. best: with sums."""
+def logprobs(logits: Logits, best: Best, chosen: Sequence[int], most: int) -> dict[int, Logprob]:
+    """Log-probabilities of the `most` likeliest tokens of a row, best first, and of the chosen. best: with sums."""
     total = float(best.log_sum_exp[0])
     listed = zip(best.ids[0].tolist(), best.logits[0].tolist(), strict=True)
     known = {token: Logprob(value - total, rank) for rank, (token, value) in enumerate(listed, 1)}
-    if chosen not in known:
-        rank = int(logits.ranks(torch.tensor([[chosen]], device="cpu")))
-        known[chosen] = Logprob(float(logits.values[0, chosen]) - total, rank)
-    return {token: entry for token, entry in known.items() if entry.rank <= most or token == chosen}
+    unknown = [token for token in dict.fromkeys(chosen) if token not in known]
+    if unknown:
+        ranks = logits.ranks(torch.tensor([unknown], device="cpu"))[0].tolist()
+        for token, rank in zip(unknown, ranks, strict=True):
+            known[token] = Logprob(float(logits.values[0, token]) - total, rank)
+    return {token: entry for token, entry in known.items() if entry.rank <= most or token in chosen}
 
 
 def check_finite(logits: Logits, best: Best, position: int) -> None:

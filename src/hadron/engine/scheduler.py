@@ -207,12 +207,12 @@ class Scheduler:
 
     def _match(self, entry: _Entry) -> PrefixMatch:
         request = entry.request
-        if not self._prefix_caching or not request.reads_prefixes:
+        if not self._prefix_caching or not request.reusable_tokens:
             return PrefixMatch()
         size = self._manager.spec.page_size
         if len(entry.hashes) < request.num_tokens // size:
             extend_hashes(entry.hashes, request.token_ids, size)
-        return self._manager.match(entry.hashes, request.num_tokens)
+        return self._manager.match(entry.hashes, request.reusable_tokens)
 
     def _start(self, entry: _Entry, match: PrefixMatch) -> None:
         request = entry.request
@@ -222,7 +222,8 @@ class Scheduler:
         request.computed, request.state = cache.tokens, State.RUNNING
         if self._prefix_caching and self._manager.spec.has_state:
             limit = self._manager.prefixes.limit
-            found = places(request.token_ids, self._manager.spec.page_size, self._turn_tokens, limit)
+            text = request.token_ids if request.scoring is None else request.token_ids[: request.scoring.first]
+            found = places(text, self._manager.spec.page_size, self._turn_tokens, limit)
             entry.places = [place for place in found if place > cache.tokens]
         if request.num_preemptions == 0:
             request.num_cached_tokens = cache.tokens
