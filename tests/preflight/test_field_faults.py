@@ -384,6 +384,13 @@ def test_br73_a_declared_tower_that_is_absent_is_said(flash: Draft, tmp_path: Pa
     assert plan.ok and not plan.vision_present and "images will be refused" in problems(plan, "HC506")[0].hint
 
 
+def test_a_tower_without_layers_is_none(flash: Draft, tmp_path: Path) -> None:
+    flash.drop("model.visual.")
+    flash.config["vision_config"]["depth"] = 0
+    plan = make_plan(flash.write(tmp_path))
+    assert plan.ok and not problems(plan, "HC506")
+
+
 def test_br79_one_module_of_another_scheme_changes_no_other_modules_kernel(flash: Draft, tmp_path: Path) -> None:
     whole = make_plan(flash.write(tmp_path / "a"))
     odd = f"{FL}3.mlp.experts."

@@ -179,7 +179,10 @@ def _kda(r: ConfigReader, hidden: int, norm_eps: float) -> KdaDimensions:
 
 
 def _vision(raw: Mapping[str, Any], problems: list[Problem]) -> vision.VisionDimensions | None:
+    """A tower of depth 0 is none: a text-only file of the class that has a tower says so in this way."""
     nested = raw.get("vision_config")
+    if isinstance(nested, Mapping) and nested.get("depth") == 0:
+        return None
     return vision.read(nested, problems) if isinstance(nested, Mapping) else None
 
 
