@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,21 @@ def test_br47_guesses_of_a_request_do_not_depend_on_its_neighbours(name: str) ->
                 run(llm, [i])
         found.append(spied.first)
     assert found[0] == found[1] and len(found[0]) == len(SOME)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prefixes_on_disk_bring_the_rows_of_the_layer(name: str, tmp_path: Path) -> None:
+    """A later process finds pages and states, and guesses as the one that computed them."""
+    found = []
+    for _ in range(2):
+        llm = load(name, 3, prefix_cache_dir=tmp_path)
+        runner: Any = llm._engine._runner
+        runner.drafter = spied = Spied(runner.drafter)
+        outputs = run(llm, [3, 4])
+        same(outputs, name)
+        found.append(spied.first)
+    assert found[0] == found[1]
+    assert sum(output.num_cached_tokens > 0 for output in outputs.values()) == 2
 
 
 class Spied(Drafter):

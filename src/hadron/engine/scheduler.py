@@ -39,7 +39,8 @@ class _Entry:
 
     hashes: of the whole pages of what is known. places: token counts at which its state is kept.
     passing: the hash of the snapshot that moves along while it decodes. alone_until: tokens up to which it
-    must not share a step. drafts: guesses of the tokens after the one that is to be computed next.
+    must not share a step. drafts: guesses of the tokens after the one that is to be computed next. quiet: whether
+    there are to be none any more, since a step with some failed.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class _Entry:
     passing: bytes | None = None
     alone_until: int = 0
     drafts: list[int] = field(default_factory=list)
+    quiet: bool = False
 
 
 _ORDER = attrgetter("order")
@@ -153,7 +155,7 @@ class Scheduler:
     def _riding(self, entry: _Entry, most: int) -> list[int]:
         """Those of the guesses that go along in this step, with room for them in the cache; at most so many."""
         assert entry.cache is not None
-        count = 0 if entry.alone_until else min(most, len(entry.drafts))
+        count = 0 if entry.alone_until or entry.quiet else min(most, len(entry.drafts))
         if self._prefix_caching and self._manager.spec.has_state:
             # a state is kept where a page ends: do not run past that
             size = self._manager.spec.page_size
@@ -208,6 +210,7 @@ class Scheduler:
         for step in steps:
             entry = self._entries[step.request.request_id]
             entry.alone_until = step.request.computed + len(step.token_ids) - step.drafts
+            entry.quiet = entry.quiet or step.drafts > 0
             self._preempt(entry)
 
     def get(self, request_id: str) -> Request | None:
