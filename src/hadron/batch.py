@@ -6,8 +6,9 @@ short ones first (`attention.backend.split_decodes_and_prefills`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch.nn.functional import pad
@@ -19,10 +20,20 @@ from hadron.cache.states import States
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
-    """The next tokens of one request, whose cache has grown to hold them."""
+    """Tokens of one request, whose cache has grown to hold them.
+
+    drafts: how many of them, at the end, are guesses. start: the position of the first, by default the next.
+    """
 
     cache: SequenceCache
     token_ids: Sequence[int]
+    drafts: int = 0
+    start: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of the first token."""
+        return self.cache.tokens if self.start is None else self.start
 
 
 class Selections:
@@ -60,6 +71,34 @@ class Selections:
         return rows
 
 
+#: Takes rows of some requests [tokens, ...], tensors of states [slots, ...], the slots, the tokens of each request
+#: among the rows and its tokens in all; moves the states.
+Move = Callable[
+    [Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[int], Sequence[int], Sequence[int]], torch.Tensor | None
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a layer moved copies of states by, to move the states themselves by as many rows as were right."""
+
+    move: Move
+    rows: Sequence[torch.Tensor]
+    states: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The requests of a step whose last tokens are guesses: `requests` of the batch, one after another.
+
+    Their states are read and not written. `moved` is what `ForwardBatch.commit` goes through again, once it is
+    known how many tokens of each were right.
+    """
+
+    requests: range
+    moved: list[Moved] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """token_ids, positions, request_of_token, slots: int64 [tokens], request after request.
@@ -67,7 +106,7 @@ class ForwardBatch:
     query_lens: new tokens of each request. context_lens: tokens it had before. block_tables: int64
     [requests, pages], -1 beyond a request's own. slots: where each token's rows go. state_slots: one a
     request. pages, states: the caches, which a forward pass writes. selections: None, or where the
-    choices of the step's only request are kept or come from.
+    choices of the step's only request are kept or come from. verification: None where no token is a guess.
     """
 
     token_ids: torch.Tensor
@@ -81,6 +120,7 @@ class ForwardBatch:
     pages: Pages
     states: States
     selections: Selections | None = None
+    verification: Verification | None = None
 
     @property
     def tokens(self) -> int:
@@ -108,8 +148,65 @@ class ForwardBatch:
             assert stamp == context, f"state slot {slot} has seen {stamp} tokens, its request {context}"
 
     def advance(self) -> None:
-        """Stamp the states with the tokens they have seen after this step. The models' `forward` calls it."""
-        self.states.advance(self.state_slots, self.sequence_lens)
+        """Stamp the states with the tokens they have seen after this step; those of requests that are verified
+        have seen none of it. The models' `forward` calls it."""
+        for requests, verified in self._parts:
+            if not verified:
+                part = slice(requests.start, requests.stop)
+                self.states.advance(self.state_slots[part], self.sequence_lens[part])
+
+    def move_states(
+        self, move: Move, rows: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Let `move` take the rows [tokens, ...] of the step; what it gives, for one part of the requests after
+        another. Requests that are verified get copies of their states."""
+        if self.verification is None:
+            return [move(rows, states, self.state_slots, self.query_lens, self.sequence_lens)]
+        found = []
+        for requests, verified in self._parts:
+            part = slice(requests.start, requests.stop)
+            own = self._rows(rows, requests)
+            slots, lens, ends = self.state_slots[part], self.query_lens[part], self.sequence_lens[part]
+            if verified:
+                own = [x.clone() for x in own]  # kept until the commit, without the rows of others
+                self.verification.moved.append(Moved(move, own, states))
+                copies = [state[list(slots)] for state in states]
+                found.append(move(own, copies, list(range(len(slots))), lens, ends))
+            else:
+                found.append(move(own, states, slots, lens, ends))
+        return found
+
+    def commit(self, counts: Sequence[int]) -> None:
+        """Move and stamp the states of the requests that were verified, each by so many tokens from its first on."""
+        assert self.verification is not None
+        requests = self.verification.requests
+        part = slice(requests.start, requests.stop)
+        lens, slots = self.query_lens[part], self.state_slots[part]
+        assert all(0 < count <= length for count, length in zip(counts, lens, strict=True))
+        ends = [context + count for context, count in zip(self.context_lens[part], counts, strict=True)]
+        for moved in self.verification.moved:
+            rows = moved.rows
+            if tuple(counts) != tuple(lens):
+                starts = [end - length for end, length in zip(accumulate(lens), lens, strict=True)]
+                rows = [torch.cat([x[i : i + n] for i, n in zip(starts, counts, strict=True)]) for x in rows]
+            moved.move(rows, moved.states, slots, counts, ends)
+        self.verification.moved.clear()
+        self.states.advance(slots, ends)
+
+    def _rows(self, rows: Sequence[torch.Tensor], requests: range) -> list[torch.Tensor]:
+        """Those of some of the requests, one after another in the batch."""
+        first, end = self.ranges[requests.start][0], self.ranges[requests.stop - 1][1]
+        return [x[first:end] for x in rows]
+
+    @property
+    def _parts(self) -> list[tuple[range, bool]]:
+        """The requests in order, in as few parts as are verified or not."""
+        count = len(self.query_lens)
+        if self.verification is None:
+            return [(range(count), False)]
+        inner = self.verification.requests
+        parts = [(range(inner.start), False), (inner, True), (range(inner.stop, count), False)]
+        return [(requests, verified) for requests, verified in parts if requests]
 
 
 def make_batch(
@@ -117,7 +214,7 @@ def make_batch(
 ) -> ForwardBatch:
     """The batch of `steps`, in their order. `IndexError` where a cache does not reach far enough.
 
-    Two requests must not share a page that is written or a state slot.
+    Two requests must not share a page that is written or a state slot; those with guesses follow one another.
     """
     assert selections is None or len(steps) == 1, "selections are those of one request"
     assert steps and all(len(step.token_ids) for step in steps), "a step needs a token for every request"
@@ -126,7 +223,7 @@ def make_batch(
     positions: list[int] = []
     owners: list[int] = []
     for i, step in enumerate(steps):
-        count, start = len(step.token_ids), step.cache.tokens
+        count, start = len(step.token_ids), step.first
         slots += slot_mapping(step.cache.block_table, start, count, size, pages.blocks)
         positions += range(start, start + count)
         owners += [i] * count
@@ -136,7 +233,10 @@ def make_batch(
     tables = [step.cache.block_table + [-1] * (width - len(step.cache.block_table)) for step in steps]
 
     if selections is not None:
-        selections.begin(steps[0].cache.tokens)
+        selections.begin(steps[0].first)
+    guessing = [i for i, step in enumerate(steps) if step.drafts]
+    verification = Verification(range(guessing[0], guessing[-1] + 1)) if guessing else None
+    assert verification is None or len(guessing) == len(verification.requests), "requests with guesses lie apart"
 
     def ints(values: object) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=pages.device)
@@ -147,10 +247,11 @@ def make_batch(
         request_of_token=ints(owners),
         slots=ints(slots),
         query_lens=tuple(len(step.token_ids) for step in steps),
-        context_lens=tuple(step.cache.tokens for step in steps),
+        context_lens=tuple(step.first for step in steps),
         block_tables=ints(tables),
         state_slots=state_slots,
         pages=pages,
         states=states,
         selections=selections,
+        verification=verification,
     )

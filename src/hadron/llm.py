@@ -91,6 +91,7 @@ class LLM:
         prefault: bool = False,
         mlock: bool = False,
         numa: str = "auto",
+        speculative_config: Mapping[str, Any] | None = None,
         report: Report = _silent,
     ) -> None:
         if not isinstance(model, str | os.PathLike):
@@ -118,6 +119,7 @@ class LLM:
             prefault=prefault,
             mlock=mlock,
             numa=numa,
+            speculative_config=speculative_config,
         )
         self.plan: LoadPlan
         self.plan, self._engine, self._tokenizer = assemble(model, self.config, report)

@@ -13,7 +13,7 @@ from hadron.attention.select import BACKENDS, AttentionNeeds, select, selection_
 NEEDS = AttentionNeeds("cpu", True, "bfloat16", False, 2048)
 TINY = msgspec.structs.replace(
     BACKENDS[0], name="tiny", platforms=("cuda",), kernels=(), dense_mha_prefill=False,
-    cache_dtypes=("float32", "bfloat16"),
+    cache_dtypes=("float32", "bfloat16"), speculative_verification=False,
 )  # fmt: skip
 ROWS = (TINY, *BACKENDS)
 

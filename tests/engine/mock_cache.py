@@ -7,7 +7,9 @@ every token that follows.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hadron.cache.blocks import BlockPool
@@ -63,9 +65,10 @@ class MockEngine:
 
     def __init__(
         self, *, pages: int = 8, seqs: int = 3, budget: int = 6, state: bool = True, snapshots: int = 3,
-        prefix_caching: bool = True, turn_tokens: Sequence[int] = (),
+        prefix_caching: bool = True, turn_tokens: Sequence[int] = (), drafts: int = 0,
     ) -> None:  # fmt: skip
         self.state = state
+        self.drafts, self.chance, self.right = drafts, random.Random(5), 0
         layer = LayerCache(latent_width=1, kda=(1, 1) if state else ())
         spec = CacheSpec((layer,), 1, "float32", PAGE, "float32")
         snapshots = snapshots if state and prefix_caching else 0
@@ -74,7 +77,7 @@ class MockEngine:
         self.manager = CacheManager(spec, self.blocks, self.pages, self.states, prefix_snapshots=snapshots)
         self.scheduler = Scheduler(
             self.manager, max_num_batched_tokens=budget, max_num_seqs=seqs, prefix_caching=prefix_caching,
-            turn_tokens=turn_tokens,
+            turn_tokens=turn_tokens, drafts=drafts,
         )  # fmt: skip
         self.budget, self.seqs, self.capacity = budget, seqs, pages * PAGE
         self.counts: list[dict[str, int]] = []
@@ -90,8 +93,9 @@ class MockEngine:
         self.scheduler.add(request)
         return request
 
-    def forward(self, step: Scheduled) -> int:
-        """The digest of everything up to the step's last token, read back from pages and state."""
+    def forward(self, step: Scheduled) -> list[int]:
+        """The digests of everything up to each of the step's tokens, read back from pages and state. Of a step with
+        guesses the state stays where it is."""
         cache, start = step.cache, step.cache.tokens
         seen, value = self.states.values[cache.state_slot]
         assert seen == start
@@ -102,22 +106,49 @@ class MockEngine:
         assert None not in prefix, "a page was read before it was written"
         value = digest(prefix) if not self.state else digest(step.token_ids, value)  # type: ignore[arg-type]
         assert value == digest(prefix), "state and pages disagree"  # type: ignore[arg-type]
-        self.states.values[cache.state_slot] = (end, value)
-        return value
+        if not step.drafts:
+            self.states.values[cache.state_slot] = (end, value)
+        return [digest(prefix[: p + 1]) for p in range(start, end)]  # type: ignore[arg-type]
 
     def step(self) -> list[Scheduled]:
         steps = self.scheduler.schedule()
         values = [self.forward(step) for step in steps]
-        for step in steps:
+        settled = [self.take(step, own) for step, own in zip(steps, values, strict=True)]
+        for step in settled:
             self.manager.commit(step.cache, step.token_ids)
-        self.scheduler.commit(steps)
-        for step, value in zip(steps, values, strict=True):
             if step.last:
-                step.request.append(value % VOCABULARY)
-                if step.request.is_finished:
-                    self.scheduler.release(step.request)
+                self.manager.trim(step.cache)
+        self.scheduler.commit(settled)
+        for step in settled:
+            if step.request.is_finished:
+                self.scheduler.release(step.request)
+            elif step.last and self.drafts:
+                self.scheduler.draft(step.request, self.guesses(step.request))
         self.counts.append({step.request.request_id: len(step.token_ids) for step in steps})
         return steps
+
+    def take(self, step: Scheduled, values: list[int]) -> Scheduled:
+        """Give a request what its step says; the step as far as its guesses were right, with its state moved."""
+        said, request = 0, step.request
+        for i, value in enumerate(values[-1 - step.drafts :] if step.last else []):
+            request.append(value % VOCABULARY)
+            said += 1
+            if request.is_finished or step.guesses[i : i + 1] != [value % VOCABULARY]:
+                break
+        if not step.drafts:
+            return step
+        self.right += said - 1
+        kept = step.token_ids[: max(1, said)]
+        seen, value = self.states.values[step.cache.state_slot]
+        self.states.values[step.cache.state_slot] = (seen + len(kept), digest(kept, value))
+        return replace(step, token_ids=kept, drafts=0)
+
+    def guesses(self, request: Request) -> list[int]:
+        """As many as would be of use, right up to a random place."""
+        most = min(self.drafts, request.max_new_tokens - len(request.output_token_ids) - 1)
+        found = continuation(request.token_ids, most)
+        wrong = self.chance.randint(0, most + 1)
+        return [(token + (i >= wrong)) % VOCABULARY for i, token in enumerate(found)]
 
     def run(self, limit: int = 10_000) -> None:
         for _ in range(limit):

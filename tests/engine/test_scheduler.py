@@ -238,8 +238,57 @@ def test_what_is_not_trusted_is_not_found() -> None:
     assert e.scheduler.stats.cached_tokens == 0
 
 
+def test_guesses_ride_along_and_save_steps() -> None:
+    e = MockEngine(pages=32, budget=64, drafts=4, state=False)
+    request = e.add(prompt(6), max_tokens=24)
+    e.guesses = lambda r: continuation(r.token_ids, min(4, r.max_new_tokens - len(r.output_token_ids) - 1))  # type: ignore[method-assign]
+    e.run()
+    finished(request, prompt(6), 24)
+    assert [c["0"] for c in e.counts] == [6, 5, 5, 5, 5, 3], "the last token is said and never computed"
+
+
+def test_guesses_take_what_the_budget_leaves_and_nothing_of_it_from_others() -> None:
+    e = MockEngine(pages=64, budget=7, drafts=4, state=False)
+    for i in range(2):
+        e.add(prompt(3, i), max_tokens=12)
+    e.step()
+    steps = e.step()
+    assert [step.drafts for step in steps] == [4, 1] and sum(len(step.token_ids) for step in steps) == 7
+    e.add(prompt(40, 3), max_tokens=2)
+    steps = e.step()
+    assert [(step.drafts, len(step.token_ids)) for step in steps] == [(0, 1), (0, 1), (0, 5)], "prompts come first"
+    e.run()
+
+
+def test_nobody_gives_way_to_a_guess_and_pages_of_wrong_ones_go_back() -> None:
+    e = MockEngine(pages=4, budget=64, drafts=4, prefix_caching=False)
+    first, second = e.add(prompt(4), max_tokens=5), e.add(prompt(4, 1), max_tokens=5)
+    e.guesses = lambda r: [90] * min(4, r.max_new_tokens - len(r.output_token_ids) - 1)  # type: ignore[method-assign]
+    e.step()
+    assert [step.drafts for step in e.step()] == [3, 3], "what is left of two pages each"
+    e.check()
+    assert [len(entry.cache.block_table) for entry in e.scheduler._running if entry.cache] == [2, 2]
+    e.run()
+    assert first.num_preemptions == second.num_preemptions == 0
+    finished(first, prompt(4), 5)
+    finished(second, prompt(4, 1), 5)
+
+
+def test_guesses_end_where_a_state_is_kept() -> None:
+    """A step must not run past the end of a page, or nobody would find the state there."""
+    e = MockEngine(pages=32, budget=64, drafts=5)
+    request = e.add(prompt(6), max_tokens=20)
+    e.guesses = lambda r: continuation(r.token_ids, min(5, r.max_new_tokens - len(r.output_token_ids) - 1))  # type: ignore[method-assign]
+    ends = []
+    while not request.is_finished:
+        e.step()
+        ends.append(request.computed)
+    assert set(range(8, 25, 4)) <= set(ends)
+    finished(request, prompt(6), 20)
+
+
 class Serving(RuleBasedStateMachine):
-    """Any order of arrivals, steps, aborts and failures, on a cache that is always too small."""
+    """Any order of arrivals, steps, aborts and failures, with guesses and without, on a cache that is always too small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,13 +298,15 @@ class Serving(RuleBasedStateMachine):
 
     @rule(
         pages=st.integers(4, 12), seqs=st.integers(1, 5), budget=st.integers(1, 12), state=st.booleans(),
-        snapshots=st.integers(0, 5), caching=st.booleans(),
+        snapshots=st.integers(0, 5), caching=st.booleans(), drafts=st.integers(0, 5),
     )  # fmt: skip
     @precondition(lambda self: self.e is None)
-    def begin(self, pages: int, seqs: int, budget: int, state: bool, snapshots: int, caching: bool) -> None:
+    def begin(
+        self, pages: int, seqs: int, budget: int, state: bool, snapshots: int, caching: bool, drafts: int
+    ) -> None:
         self.e = MockEngine(
             pages=pages, seqs=seqs, budget=budget, state=state, snapshots=snapshots, prefix_caching=caching,
-            turn_tokens=[3],
+            turn_tokens=[3], drafts=drafts,
         )  # fmt: skip
 
     @rule(
@@ -285,7 +336,9 @@ class Serving(RuleBasedStateMachine):
             assert sum(len(step.token_ids) for step in steps) <= self.e.budget
             assert len({step.request.request_id for step in steps}) == len(steps) <= self.e.seqs
             lengths = [len(step.token_ids) for step in steps]
-            assert lengths == sorted(lengths, key=lambda n: n > 1), "decodes come first"
+            assert lengths == sorted(lengths, key=lambda n: n > 1 + self.e.drafts), "decodes come first"
+            guessing = [step.drafts > 0 for step in steps]
+            assert "101" not in "".join(str(int(guesses)) for guesses in guessing), "those with guesses lie apart"
             served = {step.request.request_id for step in steps}
             self.idle = {i: self.idle.get(i, 0) + 1 for i in before if i not in served}
             assert all(steps <= (self.e.seqs + 1) ** 2 for steps in self.idle.values()), "a running request starves"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hadron.models.inventory import ModuleKind
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan, ModulePlan
 from hadron.problems import Problem
@@ -362,6 +363,11 @@ def test_br49_an_mtp_layer_that_is_declared_and_absent_is_said(glm: Draft, tmp_p
     plan = make_plan(glm.write(tmp_path))
     assert plan.ok and (plan.mtp.present, plan.mtp.usable, plan.mtp.layer) == (False, False, 5)
     assert "the file has no layer 5" in problems(plan, "HC504")[0].message
+    asked = make_plan(tmp_path, num_speculative_tokens=2)
+    (refused,) = problems(asked, "HC507")
+    assert not asked.ok and asked.mtp.drafts == 0 and not problems(asked, "HC504")
+    assert "found config.json declares one, the file has no layer 5" in refused.message
+    assert "leave --num-speculative-tokens" in refused.hint
 
 
 def test_an_mtp_layer_without_an_indexer_cannot_draft(glm: Draft, tmp_path: Path) -> None:
@@ -369,6 +375,27 @@ def test_an_mtp_layer_without_an_indexer_cannot_draft(glm: Draft, tmp_path: Path
     plan = make_plan(glm.write(tmp_path))
     assert plan.ok and plan.mtp.present and not plan.mtp.usable
     assert "no indexer tensors" in plan.mtp.reason
+    asked = make_plan(tmp_path, num_speculative_tokens=1)
+    assert not asked.ok and "no indexer tensors" in problems(asked, "HC507")[0].message
+
+
+def test_a_plan_counts_the_layer_that_drafts_only_where_it_is_asked_for(
+    glm: Draft, flash: Draft, tmp_path: Path
+) -> None:
+    for name, draft, layer in (("glm", glm, 5), ("flash", flash, 8)):
+        folder = draft.write(tmp_path / name)
+        without, drafting = make_plan(folder), make_plan(folder, num_speculative_tokens=3)
+        assert without.ok and drafting.ok and (without.mtp.drafts, drafting.mtp.drafts) == (0, 3)
+        own = [m for m in drafting.modules if f"layers.{layer}." in m.name]
+        assert drafting.memory.weights - without.memory.weights == sum(m.nbytes for m in own) > 0
+        assert drafting.memory.cache_per_token > without.memory.cache_per_token
+        assert not any(without.runs(m) for m in without.modules if f"layers.{layer}." in m.name)
+        for module in own:
+            assert drafting.runs(module)
+            assert (module.kernel is None) == (module.kind is ModuleKind.PARAMETER), module.name
+            assert without.module(module.name).kernel is None
+        tail = drafting.memory.state_per_sequence - without.memory.state_per_sequence
+        assert tail == (2 * 3 * drafting.config.indexer.head_dim * 4 if name == "flash" else 0)
 
 
 def test_br58_parameters_that_must_be_float32_are_noticed_when_they_are_not(flash: Draft, tmp_path: Path) -> None:

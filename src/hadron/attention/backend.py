@@ -153,15 +153,16 @@ _DECLARED: dict[str, type] = {
     "supports_speculative_verification": bool,
     "cache_dtypes": tuple,
 }
-_METHOD_OF = {"supports_dense_mha_prefill": "forward_mha", "supports_speculative_verification": "forward_verify"}
+_METHOD_OF = {"supports_dense_mha_prefill": "forward_mha"}
 
 
 class AttentionBackend(ABC):
     """Base of all backends. A subclass declares, on itself, everything in the list below.
 
     cache_dtypes: of latent rows that it writes and reads. supports_dense_mha_prefill: has `forward_mha`.
-    supports_speculative_verification: has `forward_verify`. `TypeError` at class creation for a missing
-    declaration and for one that its methods contradict.
+    supports_speculative_verification: `forward_mqa` gives each of several rows of a request what it gives it
+    alone, so that drafts are verified as decodes are. `TypeError` at class creation for a missing declaration
+    and for one that its methods contradict.
     """
 
     name: ClassVar[str]

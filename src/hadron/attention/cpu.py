@@ -35,7 +35,7 @@ class CpuBackend(AttentionBackend):
     name = "cpu"
     is_sparse = True
     supports_dense_mha_prefill = True
-    supports_speculative_verification = False
+    supports_speculative_verification = True
     cache_dtypes = ("float32", "bfloat16", "fp8_e4m3")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ class BackendRow(Struct, frozen=True):
     `mla` that it runs on; it brings its own where there are none.
 
     is_sparse: attends over an indexer's selection. dense_mha_prefill: has `forward_mha`. cache_dtypes: of
-    latent rows.
+    latent rows. speculative_verification: rows of several tokens are those of one by one.
     """
 
     name: str
@@ -39,7 +39,7 @@ BACKENDS: tuple[BackendRow, ...] = (
         is_sparse=True,
         dense_mha_prefill=True,
         cache_dtypes=("float32", "bfloat16", "fp8_e4m3"),
-        speculative_verification=False,
+        speculative_verification=True,
     ),
     BackendRow(
         name="reference",
@@ -49,7 +49,7 @@ BACKENDS: tuple[BackendRow, ...] = (
         is_sparse=True,
         dense_mha_prefill=True,
         cache_dtypes=("float32", "bfloat16", "fp8_e4m3"),
-        speculative_verification=False,
+        speculative_verification=True,
     ),
 )
 

@@ -275,6 +275,13 @@ class CacheManager:
         if needed > 0:
             sequence.block_table += self.blocks.allocate(needed)
 
+    def trim(self, sequence: SequenceCache) -> None:
+        """Give back pages beyond the committed tokens: what guesses took that were wrong."""
+        assert sequence.alive
+        kept = -(-sequence.tokens // self.spec.page_size)
+        self.blocks.free(sequence.block_table[kept:])
+        del sequence.block_table[kept:]
+
     def commit(self, sequence: SequenceCache, token_ids: Sequence[int]) -> None:
         """Stamp the tokens that a forward pass has written; the state must have moved as far."""
         assert sequence.alive

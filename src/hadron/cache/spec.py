@@ -162,10 +162,15 @@ def latent_dtype(asked: str, dtype: str) -> str:
 
 
 def cache_spec(
-    config: _CachedModel, *, dtype: str, latents: str | None = None, page_size: int = PAGE_SIZE
+    config: _CachedModel,
+    *,
+    dtype: str,
+    latents: str | None = None,
+    page_size: int = PAGE_SIZE,
+    drafting: bool = False,
 ) -> CacheSpec:
     """The cache of the decoder layers of `config`. dtype: `float32` or `bfloat16`; latents: None for the same,
-    else one of those or `fp8_e4m3`.
+    else one of those or `fp8_e4m3`. drafting: with one more layer behind, for multi-token prediction.
 
     `UnsupportedError` for another dtype, and where a pool would straddle pages.
     """
@@ -182,8 +187,11 @@ def cache_spec(
             "Pools of indexer keys do not fit pages", where="config.json: index_kpool", found=str(indexer.pool),
             accepted=f"a divisor of the page size ({page_size})", hint="use a page size that the pool size divides",
         )  # fmt: skip
+    layers = [_layer(layer, config, getattr(config, "kda", None)) for layer in config.layers]
+    if drafting:
+        layers.append(_attending(config, full=True))
     return CacheSpec(
-        tuple(_layer(layer, config, getattr(config, "kda", None)) for layer in config.layers),
+        tuple(layers),
         indexer.pool,
         dtype,
         page_size,
@@ -195,7 +203,11 @@ def _layer(kinds: _LayerKinds, config: _CachedModel, kda: _KdaSizes | None) -> L
     if kinds.attention == "kda":
         assert kda is not None, "a KDA layer without KDA sizes"
         return LayerCache(kda=(kda.heads, kda.head_dim), conv=(3 * kda.heads * kda.head_dim, kda.conv_kernel - 1))
-    full = kinds.indexer == "full"
+    return _attending(config, full=kinds.indexer == "full")
+
+
+def _attending(config: _CachedModel, *, full: bool) -> LayerCache:
+    """A layer of latent attention; full: with an indexer of its own."""
     return LayerCache(
         latent_width=config.mla.latent_width,
         rope_width=config.mla.rope,

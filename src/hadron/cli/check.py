@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hadron.cache.spec import KV_CACHE_DTYPES
+from hadron.engine.config import MOST_DRAFTS
 from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ def _usage_error(error: click.UsageError, given: Sequence[str]) -> UsageError:
 @click.option(
     "--memory-utilization", type=float, default=0.9, show_default=True,
     help="Fraction of the memory for weights and caches, for how many tokens there is room.",
+)  # fmt: skip
+@click.option(
+    "--num-speculative-tokens", type=click.IntRange(0, MOST_DRAFTS), metavar="K", default=0,
+    help="Plan for the multi-token-prediction layer to guess K tokens ahead.",
 )  # fmt: skip
 def command(model: str, as_json: bool, pattern: str | None, data: bool, **wishes: Any) -> int:
     """Say how every tensor of MODEL will be used, and everything that is wrong with it.

@@ -201,6 +201,15 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
             out.write(line + "\n")
     for line in _logprob_lines(output.prompt_token_ids, output.prompt_logprobs):
         out.write(line + "\n")
+    if output.num_draft_tokens:
+        click.echo(_accepted(output, llm.stats.drafts), err=True)
+
+
+def _accepted(output: RequestOutput, checks: int) -> str:
+    drafted, right = output.num_draft_tokens, output.num_accepted_tokens
+    return (
+        f"note: {right} of {drafted} guesses were right ({right / drafted:.0%}); {1 + right / checks:.2f} tokens a step"
+    )
 
 
 def _piece(llm: LLM, token: int | None, text: str) -> str:

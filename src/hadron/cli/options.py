@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULTS = EngineConfig()
 
+_DRAFTS = "hadron.num_speculative_tokens"
+
 NUMA = "[auto|none|interleave|bind:<node>]"
 NUMA_HELP = "On which NUMA nodes the weights lie (docs/native.md)."
 
@@ -104,6 +106,36 @@ def logit_bias(text: str | None) -> dict[int, float] | None:
         ) from None
 
 
+def _speculative_config(ctx: click.Context, _: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    """A JSON object, or what the short flag stands for; `UsageError` for anything else, and for both."""
+    count = ctx.meta.get(_DRAFTS)
+    if text is None:
+        return None if count is None else {"method": "mtp", "num_speculative_tokens": count}
+    accepted = 'a JSON object, such as {"method": "mtp", "num_speculative_tokens": 2}'
+    if count is not None:
+        raise UsageError(
+            "drafting is asked for twice", where="--speculative-config", found="--num-speculative-tokens beside it",
+            accepted="one of the two", hint=f"--num-speculative-tokens {count} is enough",
+        )  # fmt: skip
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        value = error
+    if isinstance(value, dict):
+        return value
+    raise UsageError(
+        "how to draft cannot be read",
+        where="--speculative-config",
+        found=f"{text[:80]!r}" + (f": {value}" if isinstance(value, Exception) else ""),
+        accepted=accepted,
+        hint="quote it for the shell, or use --num-speculative-tokens 2",
+    )
+
+
+def _short(ctx: click.Context, _: click.Parameter, count: int | None) -> None:
+    ctx.meta[_DRAFTS] = count
+
+
 def _choice(name: str, words: tuple[str, ...], text: str) -> Callable[[F], F]:
     return option(
         f"--{name.replace('_', '-')}", name, type=click.Choice(words), default=getattr(_DEFAULTS, name),
@@ -158,6 +190,11 @@ def engine_options(function: F) -> F:
             option("--prefault", is_flag=True, group=group, help="Read the weights before the first token."),
             option("--mlock", is_flag=True, group=group, help="Keep the weights in memory."),
             option("--numa", default=_DEFAULTS.numa, show_default=True, group=group, metavar=NUMA, help=NUMA_HELP),
+            option("--num-speculative-tokens", type=int, metavar="K", group=group, is_eager=True, expose_value=False,
+                   callback=_short,
+                   help="Let the model's own layer for it guess K tokens ahead; texts are the same."),
+            option("--speculative-config", metavar="JSON", group=group, callback=_speculative_config,
+                   help='The same, as {"method": "mtp", "num_speculative_tokens": K}.'),
         ],
         function,
     )  # fmt: skip

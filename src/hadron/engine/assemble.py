@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hadron.cache.manager import PrefixStore
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec, cache_spec
 from hadron.cache.states import States
 from hadron.checkpoint.hub import Hub
-from hadron.engine.build import build_model
+from hadron.engine.build import Built, build_models
 from hadron.engine.config import EngineConfig
 from hadron.engine.engine import Engine
 from hadron.engine.fingerprint import fingerprint
@@ -26,9 +26,6 @@ from hadron.sampling_params import listed_end_tokens
 from hadron.tokenizer import tokenizer as tokenizers
 from hadron.tokenizer.markup import TURNS
 from hadron.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from hadron.models.language_model import LanguageModel
 
 #: Tokens of context that are always offered, also where the weights alone exceed the memory.
 LEAST_CONTEXT = 4096
@@ -66,9 +63,9 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
     assert plan.config is not None
     assert plan.root is not None
     tokenizer = Tokenizer.load(plan.root) if (plan.root / tokenizers.FILE).is_file() else None
-    language_model = build_model(plan, config, lambda p: report(p.phase, p.done, p.total))
+    built = build_models(plan, config, lambda p: report(p.phase, p.done, p.total))
     engine = Engine(
-        _runner(language_model, plan, config),
+        _runner(built, plan, config),
         vocabulary=plan.config.vocabulary,
         max_position=plan.config.max_position,
         eos=end_tokens(plan, tokenizer),
@@ -90,6 +87,7 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
         kv_cache_dtype=config.kv_cache_dtype,
         mla_prefill=config.mla_prefill,
         memory_utilization=config.memory_utilization,
+        num_speculative_tokens=config.num_speculative_tokens,
         hub=hub,
         progress=report,
     )
@@ -156,17 +154,20 @@ def _store(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> Callable[[P
     )
 
 
-def _runner(model: LanguageModel, plan: LoadPlan, config: EngineConfig) -> Runner:
+def _runner(built: Built, plan: LoadPlan, config: EngineConfig) -> Runner:
     assert plan.config is not None
-    spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype)
+    drafting = built.mtp is not None
+    spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype, drafting=drafting)
     sizes = cache_sizes(plan, config, spec)
     try:
         return Runner(
-            model,
+            built.model,
             spec,
             max_num_seqs=config.max_num_seqs,
             debug_nonfinite=config.debug_nonfinite,
             store=_store(plan, config, spec),
+            mtp=built.mtp,
+            drafts=plan.mtp.drafts,
             **sizes._asdict(),
         )
     except RuntimeError as error:  # what torch's allocators raise

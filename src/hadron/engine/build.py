@@ -7,6 +7,7 @@ no longer the planned one is refused before a layer is built.
 from __future__ import annotations
 
 import importlib
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +19,8 @@ from hadron.errors import PlanError, UsageError
 from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.provider import Provider
 from hadron.kernels.select import KernelChoice, providers, select
-from hadron.models.inventory import Section
 from hadron.models.language_model import LanguageModel, model_settings
+from hadron.models.mtp import Mtp
 from hadron.models.registry import FAMILIES
 from hadron.platforms import numa
 from hadron.preflight.plan import LoadPlan
@@ -32,8 +33,20 @@ def _silent(progress: Progress) -> None:
     del progress
 
 
+class Built(NamedTuple):
+    """A text tower, and the layer that drafts for it where the plan has one to run."""
+
+    model: LanguageModel
+    mtp: Mtp | None
+
+
 def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _silent) -> LanguageModel:
-    """The text tower of a planned checkpoint, its parameters in place, ready for `forward`.
+    """The text tower of `build_models`."""
+    return build_models(plan, config, progress).model
+
+
+def build_models(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _silent) -> Built:
+    """The text tower of a planned checkpoint and what drafts, their parameters in place, ready for `forward`.
 
     `PlanError` for a plan with errors; `ChangedError` where a file changed since; `UnsupportedError` and
     `UsageError` for what the configuration asks and this build or machine cannot do.
@@ -50,7 +63,7 @@ def build_model(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _si
         return _built(plan, config, weights)
 
 
-def _built(plan: LoadPlan, config: EngineConfig, weights: PlannedWeights) -> LanguageModel:
+def _built(plan: LoadPlan, config: EngineConfig, weights: PlannedWeights) -> Built:
     assert plan.architecture is not None and plan.config is not None
     settings = model_settings(
         plan.config,
@@ -58,18 +71,22 @@ def _built(plan: LoadPlan, config: EngineConfig, weights: PlannedWeights) -> Lan
         device=torch_device(config),
         attention=_attention(plan),
         kernels=kernel_provider(plan, config),
+        drafts=plan.mtp.drafts,
     )
     family = importlib.import_module(FAMILIES[plan.architecture].model)
     model: LanguageModel = family.build(plan.config, weights, settings)
+    mtp = None
+    if plan.mtp.drafts:
+        mtp = Mtp(plan.config, weights, settings, model)
     weights.finish()
-    return model
+    return Built(model, mtp)
 
 
 def load_weights(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _silent) -> PlannedWeights:
-    """The parameters of the text section over the mapped files. Call `finish` after the last was asked for."""
+    """The parameters of what runs, over the mapped files. Call `finish` after the last was asked for."""
     if not plan.ok:
         raise PlanError(plan.model, plan.errors, config.flags)
-    bindings = {name: b for name, b in plan.bindings.items() if b.module.spec.section is Section.TEXT}
+    bindings = {name: b for name, b in plan.bindings.items() if plan.runs(b.module)}
     names = dict.fromkeys(name for b in bindings.values() for name in b.module.tensors.values())
     device = torch_device(config)
     mapped = MappedCheckpoint(plan.facts, names, progress)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hadron.cache.spec import KV_CACHE_DTYPES
 from hadron.errors import UsageError
@@ -14,6 +16,9 @@ DEVICES = ("cpu", "cuda")
 KERNELS = ("auto", "cpu", "reference", "triton")
 ACTIVATION_QUANTIZATION = ("none", "declared")
 MLA_PREFILL = ("auto", "mqa", "dense_mha")
+#: Most tokens that may be guessed in a step.
+MOST_DRAFTS = 16
+_SPECULATIVE = f'{{"method": "mtp", "num_speculative_tokens": 1 to {MOST_DRAFTS}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class EngineConfig:
     mlock: keep the pages of the weights in memory; needs a limit on locked memory above their size.
     numa: whose memory the pages of the weights lie in, on a machine with several nodes: `interleave` takes
     turns, `bind:<node>` one node; `auto` interleaves where there are several, `none` leaves it to the system.
+    speculative_config: `{"method": "mtp", "num_speculative_tokens": k}` lets the checkpoint's multi-token-prediction
+    layer guess k tokens ahead, which the model checks in one step; None guesses nothing. Texts are the same.
     """
 
     kernels: str = "auto"
@@ -62,6 +69,12 @@ class EngineConfig:
     prefault: bool = False
     mlock: bool = False
     numa: str = "auto"
+    speculative_config: Mapping[str, Any] | None = None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Tokens to guess in a step; 0 for none."""
+        return 0 if self.speculative_config is None else int(self.speculative_config["num_speculative_tokens"])
 
     @property
     def flags(self) -> str:
@@ -69,6 +82,7 @@ class EngineConfig:
         asked = {
             "kernels": (self.kernels, "auto"), "device": (self.device, "cpu"),
             "kv-cache-dtype": (self.kv_cache_dtype, "auto"),
+            "num-speculative-tokens": (self.num_speculative_tokens, 0),
         }  # fmt: skip
         return "".join(f" --{name} {value}" for name, (value, usual) in asked.items() if value != usual)
 
@@ -100,11 +114,23 @@ class EngineConfig:
             raise _refused("memory_utilization", used, "a number above 0, at most 1")
         if not isinstance(self.numa, str) or not numa.is_word(self.numa):
             raise _refused("numa", self.numa, numa.ACCEPTED)
+        self._check_speculation()
         if self.device != "cpu":
             for name, unused in {"prefault": (False,), "mlock": (False,), "numa": ("auto", "none")}.items():
                 if getattr(self, name) not in unused:
                     nothing = "nothing with --device cuda: the weights are copied to the device"
                     raise _refused(name, getattr(self, name), nothing)
+
+    def _check_speculation(self) -> None:
+        wanted = self.speculative_config
+        if wanted is None:
+            return
+        keys = {"method", "num_speculative_tokens"}
+        if not isinstance(wanted, Mapping) or set(wanted) != keys or wanted["method"] != "mtp":
+            raise _refused("speculative_config", wanted, _SPECULATIVE)
+        count = wanted["num_speculative_tokens"]
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_DRAFTS:
+            raise _refused("speculative_config", wanted, _SPECULATIVE)
 
 
 def _refused(name: str, value: object, accepted: str) -> UsageError:

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from hadron.batch import RequestStep, Selections
 from hadron.engine import sampler
 from hadron.engine.logit_rules import LogitRules
+from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
-from hadron.engine.runner import Runner
+from hadron.engine.runner import Ran, Runner
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
 from hadron.engine.structured import Grammars
+from hadron.engine.verify import propose, settle
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.layers.logits import Best, Logits
 from hadron.sampling_params import SamplingParams
@@ -76,6 +78,7 @@ class Engine:
             max_num_seqs=runner.max_num_seqs,
             prefix_caching=prefix_caching,
             turn_tokens=turn_tokens,
+            drafts=0 if runner.drafter is None else runner.drafter.drafts,
         )
 
     @property
@@ -230,8 +233,8 @@ class Engine:
         if not steps:
             return []
         try:
-            wanted = [s.request.wanted_logits(len(s.token_ids)) for s in steps]
-            logits, rows = self._runner.run([RequestStep(s.cache, s.token_ids) for s in steps], wanted)
+            wanted = [s.request.wanted_logits(len(s.token_ids), s.drafts) for s in steps]
+            ran = self._runner.run([RequestStep(s.cache, s.token_ids, s.drafts) for s in steps], wanted)
         except HadronError as error:
             return self._failed(steps, error)
         except BaseException:
@@ -239,13 +242,20 @@ class Engine:
                 step.request.abort()
                 self._release(step.request)
             raise
-        self._scheduler.commit(steps)
         self.stats.steps += 1
         faults = self._runner.faults or [None] * len(steps)
-        best = self._best(steps, logits, rows)
-        taken = zip(steps, rows, best, faults, strict=True)
-        events = [self._take(step, logits, own, likeliest, fault) for step, own, likeliest, fault in taken]
-        return [event for event in events if event is not None]
+        best = self._best(steps, ran)
+        taken = enumerate(zip(steps, ran.rows, faults, strict=True))
+        said = [self._take(step, ran.logits, own, best.get(i), fault) for i, (step, own, fault) in taken]
+        steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
+        guesses = propose(self._runner, ran, steps)
+        self._scheduler.commit(steps)
+        for step, own in zip(steps, guesses, strict=True):
+            if step.request.is_finished:
+                self._release(step.request)
+            elif own:
+                self._scheduler.draft(step.request, own)
+        return [event for events in said for event in events]
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it stands, and give its cache back; False where it has ended already."""
@@ -267,61 +277,53 @@ class Engine:
         `NumericsError` where a logit is not finite.
         """
         assert not self.has_requests
-        manager = self._runner.manager
-        cache = manager.admit(findable=selections is None)  # what imposed choices give is nobody else's
-        rows = []
-        try:
-            for start in range(0, len(ids), self._budget):
-                piece = ids[start : start + self._budget]
-                logits, _ = self._runner.run([RequestStep(cache, piece)], [len(piece)], selections)
-                if self._runner.faults and self._runner.faults[0] is not None:
-                    raise _not_finite(self._runner.faults[0])
-                assert logits is not None
-                sampler.check_finite(logits, logits.best(1), start + 1)
-                rows.append(logits.values.cpu().numpy())
-        except HadronError:
-            manager.forget(cache)
-            raise
-        finally:
-            manager.release(cache)
-        return np.concatenate(rows)
+        return prompt_logits(self._runner, ids, self._budget, selections)
 
-    def _best(self, steps: Sequence[Scheduled], logits: Logits | None, rows: Sequence[range]) -> list[Best | None]:
-        """The likeliest tokens of those that get one in this step, by as few questions as there are kinds of them."""
-        found: list[Best | None] = [None] * len(steps)
-        if logits is None:
-            return found
-        kinds: dict[tuple[int, bool], list[int]] = {}
+    def _best(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Best]:
+        """The likeliest tokens of the rows of each step that gets a token, by its number: of the last, and of those of
+        its guesses."""
+        asked = {}
         for i, step in enumerate(steps):
             if step.last:
-                request = step.request
-                ruled = request.request_id in self._rules
-                kinds.setdefault(sampler.needs(request.params, self._vocabulary, ruled=ruled), []).append(i)
-        for (count, sums), members in kinds.items():
-            best = logits.best(count, rows=[rows[i].stop - 1 for i in members], sums=sums)
-            for row, i in enumerate(members):
-                found[i] = best.rows(row, row + 1)
-        return found
+                ruled = step.request.request_id in self._rules
+                kind = sampler.needs(step.request.params, self._vocabulary, ruled=ruled)
+                asked[i] = (kind, ran.rows[i][-1 - step.drafts :])
+        return {} if ran.logits is None else sampler.best_of(ran.logits, asked)
 
     def _take(
         self, step: Scheduled, logits: Logits | None, rows: range, best: Best | None, fault: str | None
-    ) -> TokenEvent | None:
-        """What a step gave one request: log-probabilities of its prompt, a token, or its end.
+    ) -> list[TokenEvent]:
+        """What a step gave one request: log-probabilities of its prompt, tokens, or its end.
 
-        rows: its own of the logits; best: of the last of them.
+        rows: its own of the logits; best: of the last of them, and of those of its guesses. The first token that is
+        not the guess is the last one.
         """
-        request = step.request
+        request, events = step.request, list[TokenEvent]()
         try:
             if fault is not None:
-                raise _not_finite(fault)
+                raise not_finite(fault)
             if logits is None or not rows:
-                return None
+                return events
             if request.wants_prompt_logprobs:
                 own = logits.rows(rows.start, rows.stop)
-                self._take_prompt(request, own, request.computed - len(own) + 1)
-            return None if best is None else self._accept(request, logits.rows(rows.stop - 1, rows.stop), best)
+                self._take_prompt(request, own, step.cache.tokens - len(own) + 1)
+            if best is None:
+                return events
+            for i, row in enumerate(rows[-1 - step.drafts :]):
+                events.append(self._accept(request, logits.rows(row, row + 1), best.rows(i, i + 1)))
+                if request.is_finished or events[-1].token_id not in step.guesses[i : i + 1]:
+                    break
         except (NumericsError, RequestError) as error:
-            return self._fail(request, error)
+            events.append(self._fail(request, error))
+        if step.drafts:
+            self._count(step, events)
+        return events
+
+    def _count(self, step: Scheduled, events: Sequence[TokenEvent]) -> None:
+        right = sum(event.token_id == guess for event, guess in zip(events, step.guesses, strict=False))
+        step.request.num_draft_tokens += step.drafts
+        step.request.num_accepted_tokens += right
+        self.stats.verified(step.drafts, right)
 
     def _take_prompt(self, request: Request, logits: Logits, first: int) -> None:
         """logits: of the tokens from position `first` on; those of the prompt that are new are kept."""
@@ -346,8 +348,6 @@ class Engine:
         row = None if choice.logprobs is None else self._with_text(choice.logprobs)
         text = request.append(choice.token, row, complete=complete)
         self.stats.generated_tokens += 1
-        if request.is_finished:
-            self._release(request)
         reason = None if request.finish_reason is None else str(request.finish_reason)
         return TokenEvent(request.request_id, choice.token, text, reason, request.index)
 
@@ -356,28 +356,22 @@ class Engine:
         return row if text is None else {i: replace(entry, decoded_token=text(i)) for i, entry in row.items()}
 
     def _failed(self, steps: list[Scheduled], error: HadronError) -> list[TokenEvent]:
-        if len(steps) > 1:
+        if len(steps) > 1 or steps[0].drafts:  # what fails may be a guess, which nobody asked for
             self._scheduler.isolate(steps)
             return []
-        return [self._fail(steps[0].request, error)]
+        event = self._fail(steps[0].request, error)
+        self._release(steps[0].request)
+        return [event]
 
     def _fail(self, request: Request, error: HadronError) -> TokenEvent:
         request.fail(error)
         self.stats.failures += 1
         self._scheduler.distrust(request)
-        self._release(request)
         return TokenEvent(request.request_id, None, "", str(request.finish_reason), request.index)
 
     def _release(self, request: Request) -> None:
         self._rules.pop(request.request_id, None)
         self._scheduler.release(request)
-
-
-def _not_finite(where: str) -> NumericsError:
-    return NumericsError(
-        "the model computed values that are not finite", where=where, found="NaN or infinite values",
-        accepted="finite values", hint="run `hadron check MODEL --data`: it names tensors with such values",
-    )  # fmt: skip
 
 
 #: Called with the index of a prompt and each of its tokens as they come.

@@ -84,7 +84,8 @@ class RequestOutput:
 
     prompt_logprobs: where they were asked for, as `CompletionOutput.logprobs`; None for the first token.
     num_cached_tokens: of the prompt, found in the cache when it began. num_preemptions: how often it lost
-    its cache to others and computed it again.
+    its cache to others and computed it again. num_draft_tokens, num_accepted_tokens: guesses that were checked, and
+    how many of them were right.
     """
 
     request_id: str
@@ -95,6 +96,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +128,8 @@ class Request:
     computed: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     error: HadronError | None = None
     state: State = State.WAITING
     output_token_ids: list[int] = field(default_factory=list)
@@ -167,12 +172,12 @@ class Request:
         """Whether log-probabilities of the prompt are still to come."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
-    def wanted_logits(self, count: int) -> int:
-        """Of how many of the next `count` tokens, the last ones, the logits are needed."""
+    def wanted_logits(self, count: int, drafts: int = 0) -> int:
+        """Of how many of the next `count` tokens, the last ones, the logits are needed. drafts: guesses among them."""
         end = self.computed + count
         if self.wants_prompt_logprobs:
             return max(0, min(count, end + 1 - len(self.prompt_logprobs)))
-        return int(end == self.num_tokens)
+        return 1 + drafts if end - drafts == self.num_tokens else 0
 
     @property
     def num_uncomputed(self) -> int:
@@ -195,7 +200,10 @@ class Request:
 
     def next_tokens(self, most: int) -> list[int]:
         """Up to `most` tokens that the model has not seen, in order."""
-        start, end = self.computed, min(self.num_tokens, self.computed + most)
+        return self.tokens_between(self.computed, min(self.num_tokens, self.computed + most))
+
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """Known tokens from position `start` to before `end`."""
         split = self.num_prompt_tokens
         return [*self.prompt_token_ids[start:end], *self.output_token_ids[max(0, start - split) : max(0, end - split)]]
 
@@ -279,6 +287,8 @@ class Request:
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=sum(request.num_preemptions for request in several),
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            num_draft_tokens=sum(request.num_draft_tokens for request in several),
+            num_accepted_tokens=sum(request.num_accepted_tokens for request in several),
         )
 
 

@@ -1,24 +1,37 @@
 """Runs a step: token counts a request -> `ForwardBatch` -> model -> logits, and owns the caches.
 
-It decides nothing. Every step is the same whether it is a whole prompt, a piece of one or one token;
-`wanted` says of how many last tokens the logits are needed.
+It decides nothing. Every step is the same whether it is a whole prompt, a piece of one, one token or one with
+guesses behind it; `wanted` says of how many last tokens the logits are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
-from hadron.batch import RequestStep, Selections, make_batch
+from hadron.batch import ForwardBatch, RequestStep, Selections, make_batch
 from hadron.cache.blocks import BlockPool
 from hadron.cache.manager import CacheManager, PrefixStore
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
+from hadron.engine.speculative import Drafter
 from hadron.layers.logits import Logits
 from hadron.models.language_model import LanguageModel, NonFiniteTrace
+from hadron.models.mtp import Mtp
+
+
+class Ran(NamedTuple):
+    """A step. logits: of the wanted tokens, None where none are. rows: which rows of them are whose. hidden: of all
+    tokens of the batch, after the final norm."""
+
+    logits: Logits | None
+    rows: list[range]
+    hidden: torch.Tensor
+    batch: ForwardBatch
 
 
 class Runner:
@@ -27,7 +40,8 @@ class Runner:
     num_pages: of 64 tokens each, shared by all requests; by default enough for `max_num_seqs` requests of
     `max_model_len` tokens. prefix_snapshots: states kept for later requests. debug_nonfinite: look at every
     layer's output; `faults` then names, for each request of the last step, where it first was not finite.
-    store: opens what keeps prefixes beyond the life of the process.
+    store: opens what keeps prefixes beyond the life of the process. mtp: what guesses tokens, at most `drafts`
+    of a request in a step; the spec then has its layer.
     """
 
     def __init__(
@@ -41,6 +55,8 @@ class Runner:
         prefix_snapshots: int = 0,
         debug_nonfinite: bool = False,
         store: Callable[[Pages, States], PrefixStore] | None = None,
+        mtp: Mtp | None = None,
+        drafts: int = 0,
     ) -> None:
         if num_pages is None:
             num_pages = max_num_seqs * -(-max_model_len // spec.page_size)
@@ -60,16 +76,15 @@ class Runner:
             prefix_snapshots=prefix_snapshots,
             store=None if store is None else store(self._pages, self._states),
         )
+        self.drafter = None if mtp is None else Drafter(mtp, self.manager, self._pages, self._states, drafts)
 
-    def run(
-        self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None
-    ) -> tuple[Logits | None, list[range]]:
-        """Take the steps' tokens into their caches; the logits of the last tokens that are wanted of each, None where
-        none are, and which rows are whose.
+    def run(self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None) -> Ran:
+        """Take the steps' tokens into their caches, and compute the logits of the last tokens that are wanted of each.
 
         selections: of the only step's request, to be recorded or imposed.
 
-        When it raises, the caches of these requests are no longer usable and must be released.
+        The caches of steps with guesses stand where they stood, until `accept`. When it raises, the caches of these
+        requests are no longer usable and must be released.
         """
         for step in steps:
             self.manager.grow(step.cache, len(step.token_ids))
@@ -78,11 +93,26 @@ class Runner:
             trace = NonFiniteTrace() if self.debug_nonfinite else None
             hidden = self.model.forward(batch, trace)
             if trace is not None:
-                self.faults = [trace.first(*rows) for rows in batch.ranges]
+                # of guesses, only logits tell: a fault behind a wrong one is nobody's
+                self.faults = [
+                    trace.first(start, end - step.drafts)
+                    for (start, end), step in zip(batch.ranges, steps, strict=True)
+                ]
             rows = [
                 row for (_, end), count in zip(batch.ranges, wanted, strict=True) for row in range(end - count, end)
             ]
             logits = self.model.head(hidden[torch.tensor(rows, device=hidden.device)]) if rows else None
         for step in steps:
+            if not step.drafts:
+                self.manager.commit(step.cache, step.token_ids)
+        owned = [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]
+        return Ran(logits, owned, hidden, batch)
+
+    def accept(self, batch: ForwardBatch, steps: Sequence[RequestStep]) -> None:
+        """Take into their caches what was right of the steps with guesses of a batch: the tokens that are left in
+        `steps`, in the same order."""
+        with torch.inference_mode():
+            batch.commit([len(step.token_ids) for step in steps])
+        for step in steps:
             self.manager.commit(step.cache, step.token_ids)
-        return logits, [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]
+            self.manager.trim(step.cache)

@@ -10,7 +10,7 @@ seed and the position, never on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,25 @@ def needs(params: SamplingParams, vocabulary: int, *, ruled: bool) -> tuple[int,
     assert params.top_k is not None
     count = params.top_k if params.temperature and 0 < params.top_k < vocabulary and not ruled else 1
     return max(count, params.logprobs or 0), params.logprobs is not None
+
+
+def best_of(logits: Logits, asked: Mapping[int, tuple[tuple[int, bool], range]]) -> dict[int, Best]:
+    """The likeliest tokens of the rows of each request, by as few questions as there are kinds of them.
+
+    asked: a key for each request -> what `needs` says, and its rows.
+    """
+    kinds: dict[tuple[int, bool], list[int]] = {}
+    for key, (kind, _) in asked.items():
+        kinds.setdefault(kind, []).append(key)
+    found = {}
+    for (count, sums), keys in kinds.items():
+        best = logits.best(count, rows=[row for key in keys for row in asked[key][1]], sums=sums)
+        first = 0
+        for key in keys:
+            end = first + len(asked[key][1])
+            found[key] = best.rows(first, end)
+            first = end
+    return found
 
 
 def choose(

@@ -10,6 +10,8 @@ only so many earlier ones, so nobody waits for ever. Admission takes pages for e
 request; only decoding can run out of pages. Then the last in that order loses its cache as a whole and
 waits for its turn again, and computes the same bits again. The first in order can always have every page,
 so something moves in every step.
+
+Guesses of a request's next tokens ride along where the budget and the pages have room; nobody gives way to them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class _Entry:
 
     hashes: of the whole pages of what is known. places: token counts at which its state is kept.
     passing: the hash of the snapshot that moves along while it decodes. alone_until: tokens up to which it
-    must not share a step.
+    must not share a step. drafts: guesses of the tokens after the one that is to be computed next. quiet: whether
+    there are to be none any more, since a step with some failed.
     """
 
     request: Request
@@ -48,6 +51,8 @@ class _Entry:
     places: list[int] = field(default_factory=list)
     passing: bytes | None = None
     alone_until: int = 0
+    drafts: list[int] = field(default_factory=list)
+    quiet: bool = False
 
 
 _ORDER = attrgetter("order")
@@ -55,17 +60,24 @@ _ORDER = attrgetter("order")
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request's next tokens in a step; its cache has room for them. last: whether none is left unseen."""
+    """A request's next tokens in a step; its cache has room for them. last: whether none is left unseen.
+    drafts: how many of the tokens, at the end, are guesses."""
 
     request: Request
     cache: SequenceCache
     token_ids: list[int]
     last: bool
+    drafts: int = 0
+
+    @property
+    def guesses(self) -> list[int]:
+        """Those of the tokens that are guesses."""
+        return self.token_ids[len(self.token_ids) - self.drafts :]
 
 
 class Scheduler:
     """Requests to steps. turn_tokens: see `snapshots.places`. prefix_caching: whether later requests find
-    what earlier ones computed."""
+    what earlier ones computed. drafts: most guesses of a request in a step."""
 
     def __init__(
         self,
@@ -75,7 +87,9 @@ class Scheduler:
         max_num_seqs: int,
         prefix_caching: bool = True,
         turn_tokens: Collection[int] = (),
+        drafts: int = 0,
     ) -> None:
+        self._drafts = drafts
         self._manager = manager
         self._budget = max_num_batched_tokens
         self._most = max_num_seqs
@@ -112,7 +126,10 @@ class Scheduler:
         insort(self._waiting, entry, key=_ORDER)
 
     def schedule(self) -> list[Scheduled]:
-        """The next step: at least one token for some request, unless there is none. Short queries come first."""
+        """The next step: at least one token for some request, unless there is none.
+
+        Short queries come first, those with guesses last among them.
+        """
         self._step += 1
         self._admit()
         while True:
@@ -120,14 +137,32 @@ class Scheduler:
             if all(self._grow(entry, count) for entry, count in counts.items()):
                 break
             self._preempt(self._running[-1])
-        steps = []
+        steps, left = [], self._budget - sum(counts.values())
         for entry, count in counts.items():
             entry.served = self._step
             assert entry.cache is not None
-            ids = entry.request.next_tokens(count)
-            steps.append(Scheduled(entry.request, entry.cache, ids, count == entry.request.num_uncomputed))
-        steps.sort(key=lambda step: len(step.token_ids) > 1)
+            ids, last = entry.request.next_tokens(count), count == entry.request.num_uncomputed
+            drafts = self._riding(entry, left) if last and count == 1 else []
+            entry.drafts, left = [], left - len(drafts)
+            steps.append(Scheduled(entry.request, entry.cache, ids + drafts, last, len(drafts)))
+        steps.sort(key=lambda step: (len(step.token_ids) > 1 + self._drafts, step.drafts > 0))
         return steps
+
+    def draft(self, request: Request, guesses: list[int]) -> None:
+        """Guesses of the tokens that follow those which are known of a running request."""
+        self._entries[request.request_id].drafts = guesses
+
+    def _riding(self, entry: _Entry, most: int) -> list[int]:
+        """Those of the guesses that go along in this step, with room for them in the cache; at most so many."""
+        assert entry.cache is not None
+        count = 0 if entry.alone_until or entry.quiet else min(most, len(entry.drafts))
+        if self._prefix_caching and self._manager.spec.has_state:
+            # a state is kept where a page ends: do not run past that
+            size = self._manager.spec.page_size
+            count = min(count, size - 1 - entry.request.computed % size)
+        while count > 0 and not self._grow(entry, 1 + count):
+            count -= 1
+        return entry.drafts[: max(0, count)]
 
     def commit(self, steps: Iterable[Scheduled]) -> None:
         """The tokens of `steps` are in their caches: count them, and keep states where it pays."""
@@ -174,7 +209,8 @@ class Scheduler:
         """A step failed and left these caches unusable: each begins again, and takes that step by itself."""
         for step in steps:
             entry = self._entries[step.request.request_id]
-            entry.alone_until = step.request.computed + len(step.token_ids)
+            entry.alone_until = step.request.computed + len(step.token_ids) - step.drafts
+            entry.quiet = entry.quiet or step.drafts > 0
             self._preempt(entry)
 
     def get(self, request_id: str) -> Request | None:
@@ -269,7 +305,7 @@ class Scheduler:
         assert entry.cache is not None
         self._manager.release(entry.cache)
         self._running.remove(entry)
-        entry.cache, entry.passing = None, None
+        entry.cache, entry.passing, entry.drafts = None, None, []
         request = entry.request
         request.computed, request.state = 0, State.WAITING
         request.num_preemptions += 1

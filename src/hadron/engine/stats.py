@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -22,6 +22,8 @@ class Stats:
 
     prefix_hits, prefix_misses: requests that found some of their prompt in the cache, or nothing.
     prefix_too_short: requests whose prompt could not have found anything, having no whole page to share.
+    drafts: times that guesses of a request were checked; draft_tokens: how many tokens these were,
+    accepted_tokens: how many were right; accepted_by_position: the same for the first of a draft, the second, ...
     """
 
     steps: int = 0
@@ -33,6 +35,19 @@ class Stats:
     prefix_too_short: int = 0
     preemptions: int = 0
     failures: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """A request had so many guesses in a step, and the first so many of them were right."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        self.accepted_by_position += [0] * (drafted - len(self.accepted_by_position))
+        for position in range(accepted):
+            self.accepted_by_position[position] += 1
 
     def admitted(self, prompt: int, cached: int, page_size: int) -> None:
         """A request with a prompt of so many tokens begins, `cached` of them found."""

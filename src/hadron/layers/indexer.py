@@ -8,6 +8,7 @@ in the request's state slot, in float32, so that it makes no difference which st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -52,13 +53,29 @@ class Indexer:
         query, keys = self.rope.turned((query, 0), (keys, 0), size=d.rope, positions=positions)
         pages = batch.pages.index_keys[self.layer]
         assert pages is not None, f"layer {self.layer} keeps no indexer keys"
-        lengths = metadata.sequence_lens
-        self._store(
-            keys, gates, self.table, metadata.slots, batch.query_lens, lengths, pages, batch.states.tails[self.layer],
-            batch.state_slots, d.pool,
-        )  # fmt: skip
+        lengths, tails = metadata.sequence_lens, batch.states.tails[self.layer]
+        if gates is None or tails is None:
+            self._store(
+                keys, gates, self.table, metadata.slots, batch.query_lens, lengths, pages, tails, batch.state_slots,
+                d.pool,
+            )  # fmt: skip
+        else:
+            batch.move_states(partial(self._pool, pages), (keys, gates, metadata.slots), (tails,))
         selection: torch.Tensor = self._choose(
             query, head_weights, pages, metadata.block_tables, positions, batch.query_lens, lengths, d.topk, d.pool,
             d.always_select_tail,
         )  # fmt: skip
         return selection
+
+    def _pool(
+        self,
+        pages: torch.Tensor,
+        rows: Sequence[torch.Tensor],
+        states: Sequence[torch.Tensor],
+        state_slots: Sequence[int],
+        lens: Sequence[int],
+        ends: Sequence[int],
+    ) -> None:
+        """Keep keys and gates of the open pool, and write the key of every pool that closes."""
+        (keys, gates, slots), (tails,) = rows, states
+        self._store(keys, gates, self.table, slots, lens, ends, pages, tails, state_slots, self.dims.pool)

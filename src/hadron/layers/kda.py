@@ -1,10 +1,13 @@
 """Kimi delta attention: short convolutions, a forget gate, the delta rule, a gated norm.
 
 Its state (a float32 matrix a head, the last inputs of the convolutions) lives in the request's slot and
-is read and written once a step.
+is read and written once a step; where the step guesses, a copy of it, and the state itself once it is known what
+was right.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -47,4 +50,18 @@ class Kda:
         assert matrices is not None and windows is not None
         q, k, v, b, f_a, g_a = self._of_input(x)
         f, gate = self._of_low_rank(f_a, g_a)
-        return self.o_proj(self._block(q, k, v, f, b, gate, matrices, windows, batch.state_slots, batch.query_lens))
+        mixed = batch.move_states(self._move, (q, k, v, f, b, gate), (matrices, windows))
+        parts = [part for part in mixed if part is not None]
+        return self.o_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _move(
+        self,
+        rows: Sequence[torch.Tensor],
+        states: Sequence[torch.Tensor],
+        slots: Sequence[int],
+        lens: Sequence[int],
+        ends: Sequence[int],
+    ) -> torch.Tensor:
+        del ends
+        out: torch.Tensor = self._block(*rows, *states, slots, lens)
+        return out

@@ -51,9 +51,18 @@ class Mla:
         self._expansion = attention.bind_expansion(self.kv_b_proj, dims)
 
     def __call__(
-        self, x: torch.Tensor, batch: ForwardBatch, metadata: AttentionMetadata, selection: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        metadata: AttentionMetadata,
+        selection: torch.Tensor | None,
+        *,
+        fixed: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [tokens, hidden], selection of the last full indexer -> ([tokens, hidden], the selection used)."""
+        """x [tokens, hidden], selection of the last full indexer -> ([tokens, hidden], the selection used).
+
+        fixed: that selection is used although this layer has an indexer, whose keys are then not written.
+        """
         d = self.dims
         # Widened first: what norms, the indexer and the cache read is rounded once, by them.
         low_rank, joint, *projected = self._of_input(x.float())
@@ -68,7 +77,7 @@ class Mla:
         query, key = self.rope.turned((query, d.nope), (key, 0), size=d.rope, positions=metadata.positions)
         written = self.attention.write(self.layer, latent, key, metadata, batch.pages)
         assert written == batch.tokens
-        if self.indexer is not None:
+        if self.indexer is not None and not fixed:
             selection = self.indexer(projected, index_query[0], batch, metadata)
             if (kept := batch.selections) is not None:
                 selection = kept.take(kept.positions, f"layers.{self.layer}", selection)

@@ -106,10 +106,13 @@ def model_settings(
     device: torch.device | str,
     attention: AttentionChoice,
     kernels: Provider | None = None,
+    drafts: int = 0,
 ) -> ModelSettings:
-    """Settings with the chosen attention backend opened for `config`."""
+    """Settings with the chosen attention backend opened for `config`; drafts: most guesses of a request in a step."""
     kernels = kernels or Provider()
-    backend = create_backend(attention, selection_budget=config_selection_budget(config), kernels=kernels)
+    backend = create_backend(
+        attention, selection_budget=config_selection_budget(config), decode_threshold=1 + drafts, kernels=kernels
+    )
     return ModelSettings(dtype, torch.device(device), backend, kernels)
 
 

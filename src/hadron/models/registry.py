@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from hadron.layers.dimensions import IndexerDimensions, LayerSchedule, MlaDimensions
+from hadron.layers.dimensions import IndexerDimensions, LayerSchedule, MlaDimensions, MoeDimensions
 from hadron.models.inventory import ModuleSpec, Stored
 from hadron.problems import Problem
 
@@ -37,6 +37,10 @@ class FamilyConfig(Protocol):
         """Longest context the model was made for."""
 
     @property
+    def norm_eps(self) -> float:
+        """Of the norms of hidden size."""
+
+    @property
     def eos(self) -> tuple[int, ...]:
         """Token ids that end a text."""
 
@@ -47,6 +51,14 @@ class FamilyConfig(Protocol):
     @property
     def indexer(self) -> IndexerDimensions:
         """Sizes of the sparse-attention indexer."""
+
+    @property
+    def moe(self) -> MoeDimensions:
+        """Sizes of router and experts."""
+
+    @property
+    def mtp_shares_selection(self) -> bool:
+        """Whether later guesses of a step attend to what the first one selected."""
 
 
 class Family(Struct, frozen=True):

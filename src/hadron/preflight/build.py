@@ -28,7 +28,7 @@ from hadron.platforms import detect
 from hadron.platforms.base import Platform
 from hadron.preflight.findings import PlanFindings
 from hadron.preflight.memory import UTILIZATION, plan_memory, tensor_bytes
-from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan
+from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan, runs
 from hadron.problems import Problem, problem
 from hadron.quantization.scheme import BF16, QuantizationScheme
 from hadron.sampling_params import checkpoint_defaults, listed_end_tokens
@@ -53,6 +53,7 @@ OPERATIONS: dict[ModuleKind, str] = {
     ModuleKind.SHARED_EXPERT: "mlp",
     ModuleKind.EXPERT: "moe",
     ModuleKind.HYPER_CONNECTION: "hyper_connection",
+    ModuleKind.MTP_PROJECTION: "linear",
 }
 
 
@@ -62,7 +63,8 @@ class Wishes:
 
     kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`,
     `mqa` or `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`. memory_utilization: the fraction of the
-    memory for weights and caches, above 0 and at most 1, or `UsageError`.
+    memory for weights and caches, above 0 and at most 1, or `UsageError`. num_speculative_tokens: how many
+    tokens the multi-token-prediction layer is to guess in a step, 0 for none.
     """
 
     kernels: str = "auto"
@@ -71,6 +73,7 @@ class Wishes:
     mla_prefill: str = "auto"
     kv_cache_dtype: str = "auto"
     memory_utilization: float = UTILIZATION
+    num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_utilization <= 1:
@@ -95,6 +98,7 @@ def make_plan(
     mla_prefill: str = "auto",
     kv_cache_dtype: str = "auto",
     memory_utilization: float = UTILIZATION,
+    num_speculative_tokens: int = 0,
     hub: Hub | None = None,
     progress: Progress | None = None,
 ) -> LoadPlan:
@@ -104,7 +108,9 @@ def make_plan(
     of the memory that is none, `UnsupportedError` for a dtype that caches cannot have; all else is in the plan's
     problems.
     """
-    wishes = Wishes(kernels, device, dtype, mla_prefill, kv_cache_dtype, memory_utilization)
+    wishes = Wishes(
+        kernels, device, dtype, mla_prefill, kv_cache_dtype, memory_utilization, num_speculative_tokens
+    )  # fmt: skip
     platform = detect(device)
     facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))
     with paused_gc():
@@ -122,14 +128,17 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
         config = module.read(facts.config, problems)
         rules = _rules(facts, problems)
         if config is not None:
-            planner = _Planner(facts, rules, wishes, platform)
+            drafting = len(config.layers) if wishes.num_speculative_tokens else None
+            planner = _Planner(facts, rules, wishes, platform, drafting)
             modules = planner.plan(list(module.inventory(config, facts)))
             problems += planner.problems()
     problems += _side_values(facts)
-    findings = PlanFindings(config, modules, facts)
+    findings = PlanFindings(config, modules, facts, wishes.num_speculative_tokens)
     attention = _attention(config, modules, wishes, platform, problems)
-    memory = plan_memory(config, modules, platform, wishes.dtype, wishes.latents, wishes.memory_utilization)
     mtp = findings.mtp()
+    memory = plan_memory(
+        config, modules, platform, wishes.dtype, wishes.latents, wishes.memory_utilization, drafting=mtp.drafts > 0
+    )
     problems += findings.problems(mtp, memory, platform)
     return LoadPlan(
         model=facts.model,
@@ -231,7 +240,8 @@ def _attention(
         indexer.topk, pooled=indexer.pooled, pool=indexer.pool, always_select_tail=indexer.always_select_tail
     )
     needs = AttentionNeeds(
-        platform=platform.name, sparse=True, cache_dtype=wishes.latents, speculative=False, selection_budget=budget,
+        platform=platform.name, sparse=True, cache_dtype=wishes.latents, selection_budget=budget,
+        speculative=wishes.num_speculative_tokens > 0,
         kernels=_mla_kernels(modules, kernels_select.providers(wishes.kernels, platform.providers)),
     )  # fmt: skip
     choice = select(needs, prefill=wishes.mla_prefill)
@@ -254,9 +264,13 @@ def _mla_kernels(modules: list[ModulePlan], asked: tuple[str, ...]) -> str:
 
 
 class _Planner:
-    """Resolves every module of an inventory and picks its kernel."""
+    """Resolves every module of an inventory and picks its kernel. drafting: the number of the multi-token-prediction
+    layer, where it is to run."""
 
-    def __init__(self, facts: Facts, rules: Rules, wishes: Wishes, platform: Platform) -> None:
+    def __init__(
+        self, facts: Facts, rules: Rules, wishes: Wishes, platform: Platform, drafting: int | None = None
+    ) -> None:
+        self.drafting = drafting
         self.facts = facts
         self.rules = rules
         self.resolver = Resolver(facts, rules)
@@ -302,7 +316,7 @@ class _Planner:
 
     def _kernel(self, spec: ModuleSpec, scheme: QuantizationScheme) -> KernelChoice | None:
         operation = OPERATIONS.get(spec.kind)
-        if operation is None or spec.section is not Section.TEXT:
+        if operation is None or not runs(spec, self.drafting):
             return None
         choice = kernels_select.select(operation, scheme, providers=self.providers)
         if not isinstance(choice, Refusal):

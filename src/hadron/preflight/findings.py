@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hadron.models.inventory import ModuleKind, Section, Split
-from hadron.preflight.plan import MemoryPlan, ModulePlan, MtpPlan
+from hadron.preflight.plan import MemoryPlan, ModulePlan, MtpPlan, runs
 from hadron.problems import Problem, problem
 
 if TYPE_CHECKING:
@@ -26,8 +26,12 @@ _PLAIN_KINDS = frozenset(
 class PlanFindings:
     """Looks at the planned modules together. config is None where it could not be read."""
 
-    def __init__(self, config: FamilyConfig | None, modules: Sequence[ModulePlan], facts: Facts) -> None:
+    def __init__(
+        self, config: FamilyConfig | None, modules: Sequence[ModulePlan], facts: Facts, drafts: int = 0
+    ) -> None:
+        """drafts: how many tokens the multi-token-prediction layer was asked to guess in a step."""
         self.config = config
+        self.drafts = drafts
         self.modules = modules
         self.facts = facts
 
@@ -59,11 +63,23 @@ class PlanFindings:
             return MtpPlan(False, layer if declared else None, False, reason)
         if not any(name.endswith("self_attn.indexer.wk") for name in names):
             return MtpPlan(True, layer, False, "it has no indexer tensors, and its attention selects by index_topk")
-        return MtpPlan(True, layer, True, "complete; drafting is not implemented yet, so it is planned and not loaded")
+        if not self.drafts:
+            return MtpPlan(True, layer, True, "complete; not loaded unless asked for (--num-speculative-tokens)")
+        return MtpPlan(True, layer, True, f"complete; drafts {self.drafts} a step", self.drafts)
 
     def _mtp_problem(self, mtp: MtpPlan) -> list[Problem]:
         assert self.config is not None
-        if mtp.usable or (not mtp.present and not self.config.mtp_layers):
+        if mtp.usable:
+            return []
+        if self.drafts:
+            return [
+                problem(
+                    "HC507", "the multi-token-prediction layer cannot draft", found=mtp.reason,
+                    accepted=f"a complete layer {len(self.config.layers)} with its own indexer",
+                    hint="leave --num-speculative-tokens (speculative_config=) out, or use a release with the layer",
+                )
+            ]  # fmt: skip
+        if not mtp.present and not self.config.mtp_layers:
             return []
         return [
             problem(
@@ -153,7 +169,8 @@ class PlanFindings:
         return found
 
     def _conversions(self, memory: MemoryPlan) -> list[Problem]:
-        names = tuple(m.name for m in self.modules if m.storage.converts and m.spec.section is Section.TEXT)
+        layer = len(self.config.layers) if self.config is not None and self.drafts else None
+        names = tuple(m.name for m in self.modules if m.storage.converts and runs(m.spec, layer))
         if not names:
             return []
         return [

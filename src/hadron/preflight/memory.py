@@ -7,10 +7,9 @@ from math import prod
 
 from hadron.cache.spec import cache_spec
 from hadron.checkpoint.facts import Facts
-from hadron.models.inventory import Section
 from hadron.models.registry import FamilyConfig
 from hadron.platforms.base import Platform
-from hadron.preflight.plan import MemoryPlan, ModulePlan
+from hadron.preflight.plan import MemoryPlan, ModulePlan, runs
 
 
 def tensor_bytes(facts: Facts) -> int:
@@ -37,18 +36,21 @@ def plan_memory(
     dtype: str,
     latents: str,
     utilization: float,
+    *,
+    drafting: bool = False,
 ) -> MemoryPlan:
-    """What the text tower takes; the vision tower and the MTP layer are mapped but not run. dtype: of
+    """What the text tower takes, and the MTP layer where it drafts; the vision tower is not run. dtype: of
     activations; latents: of latent rows; utilization: see `cache_room`."""
+    layer = len(config.layers) if config is not None and drafting else None
     weights = converted = 0
     for module in modules:
-        if module.spec.section is Section.TEXT:
+        if runs(module.spec, layer):
             weights += module.nbytes
             if module.storage.converts:
                 converted += prod(module.shape) * module.scheme.bits // 8
     if config is None:
         return MemoryPlan(weights, converted, 0, 0, 0, platform.memory, latents)
-    spec = cache_spec(config, dtype=dtype, latents=latents)
+    spec = cache_spec(config, dtype=dtype, latents=latents, drafting=drafting)
     left = cache_room(weights, converted, platform.memory, utilization) - spec.bytes_per_sequence
     fits = max(0, left) // max(1, spec.bytes_per_token)
     return MemoryPlan(

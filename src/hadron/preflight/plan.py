@@ -31,8 +31,8 @@ class ModulePlan(Struct, frozen=True, gc=False):
 
     tensors: role -> tensor name, with the roles `weight`, `bias`, `scale`, `global_scale`,
     `zero_point`, `shape`, `input_scale` (a second global scale of the input counts as that too).
-    kernel is None for what is claimed but not run (vision, MTP) or where none was found. nbytes: of its
-    tensors, in the file.
+    kernel is None for what is claimed but not run (vision, an MTP layer that drafts nothing) or where none was
+    found. nbytes: of its tensors, in the file.
     """
 
     spec: ModuleSpec
@@ -74,12 +74,14 @@ class Binding(Struct, frozen=True, gc=False):
 
 
 class MtpPlan(Struct, frozen=True):
-    """The multi-token-prediction layer: whether its tensors are there, and usable."""
+    """The multi-token-prediction layer: whether its tensors are there, and usable; drafts: how many tokens it is to
+    guess in a step, 0 where it is not to be loaded."""
 
     present: bool
     layer: int | None
     usable: bool
     reason: str
+    drafts: int = 0
 
 
 class AttentionPlan(Struct, frozen=True):
@@ -150,10 +152,21 @@ class LoadPlan:
     def _by_name(self) -> dict[str, ModulePlan]:
         return {module.name: module for module in self.modules}
 
+    def runs(self, module: ModulePlan) -> bool:
+        """Whether the engine loads that module: the text tower's, and those of the layer that drafts."""
+        return runs(module.spec, self.mtp.layer if self.mtp.drafts else None)
+
     @cached_property
     def bindings(self) -> dict[str, Binding]:
         """Runtime parameter name (no tower prefix) -> where it lies; text and MTP sections."""
         return dict(_bind(self.modules))
+
+
+def runs(spec: ModuleSpec, drafting_layer: int | None) -> bool:
+    """Whether a module is of the text tower, or of that multi-token-prediction layer."""
+    if spec.section is not Section.MTP:
+        return spec.section is Section.TEXT
+    return drafting_layer is not None and all(name.startswith(f"layers.{drafting_layer}.") for name in spec.provides)
 
 
 def _bind(modules: tuple[ModulePlan, ...]) -> Iterator[tuple[str, Binding]]:

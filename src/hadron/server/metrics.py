@@ -24,6 +24,9 @@ _COUNTERS = {
     "prefix_too_short": "Requests whose prompt has no whole page to find.",
     "preemptions": "Times that a request lost its cache to others.",
     "failures": "Requests that could not go on.",
+    "drafts": "Times that guesses of a request's next tokens were checked.",
+    "draft_tokens": "Tokens that were guessed.",
+    "accepted_tokens": "Of those, tokens that were right.",
 }
 
 
@@ -40,6 +43,13 @@ class _Engine(Collector):
         yield GaugeMetricFamily("hadron_cache_usage_ratio", "Part of the pages that requests hold.", used)
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"hadron_{name}", text, getattr(self._worker.stats, name))
+        by_position = CounterMetricFamily(
+            "hadron_accepted_tokens_per_position", "Guesses that were right, by their place in a draft.",
+            labels=("position",),
+        )  # fmt: skip
+        for position, right in enumerate(self._worker.stats.accepted_by_position):
+            by_position.add_metric((str(position),), right)
+        yield by_position
 
 
 class Metrics:

@@ -256,9 +256,10 @@ class Worker:
             if event.token_id is not None and request.params.logprobs is not None:
                 row = request.logprobs[generation.rows[event.index]]
                 generation.rows[event.index] += 1
-            output = Output(
-                event.index, event.token_id, event.text, row, event.finish_reason, request.stop_reason, request.error
-            )
+            # a step may give several tokens: how the request ended goes with the last of them
+            ended = event.finish_reason is not None
+            stop_reason, error = (request.stop_reason, request.error) if ended else (None, None)
+            output = Output(event.index, event.token_id, event.text, row, event.finish_reason, stop_reason, error)
             found.setdefault(generation.request_id, (generation, []))[1].append(output)
             if event.finish_reason is not None:
                 del self._owners[event.request_id]
