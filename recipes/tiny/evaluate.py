@@ -1,8 +1,8 @@
 """Held-out accuracy of a state file with the fast forward: a few seconds, also while a training runs.
 
 A row counts when every token of its target is the most likely one after the tokens before it: exactly the rows greedy
-decoding answers word for word and then stops. Answers that differ in words and are right all the same are not counted; the figures
-are lower bounds of what scoring the generated texts gives.
+decoding answers word for word and then stops. Answers that differ in words and are right all the same are not counted:
+the figures are lower bounds of what scoring the generated texts gives.
 """
 
 import argparse

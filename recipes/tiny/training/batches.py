@@ -12,8 +12,14 @@ from torch import Tensor
 
 LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768)
 KINDS = ("problem", "tool", "retrieval", "talk")
-# Share of each kind among the samples drawn, and the progress at which each level enters.
-MIX = {"problem": 0.40, "tool": 0.25, "retrieval": 0.29, "talk": 0.06}
+# Share of each kind among the samples drawn, each up to a progress: long samples of retrieval and tools come first,
+# since attention takes longest to form, then problems get a larger part.
+MIXES = (
+    (0.33, {"problem": 0.40, "tool": 0.25, "retrieval": 0.29, "talk": 0.06}),
+    (0.55, {"problem": 0.60, "tool": 0.12, "retrieval": 0.25, "talk": 0.03}),
+    (1.00, {"problem": 0.70, "tool": 0.12, "retrieval": 0.15, "talk": 0.03}),
+)
+# Progress at which each level enters.
 LEVEL_FROM = (0.0, 0.04, 0.08, 0.12)
 
 
@@ -53,9 +59,10 @@ class Batches:
         total: dict[tuple[int, int], int] = {}
         for (_, k, v), found in self.cells.items():
             total[k, v] = total.get((k, v), 0) + found.size
+        mix = next(mix for until, mix in MIXES if progress <= until)
         opened = {k: [v for (kk, v) in total if kk == k and LEVEL_FROM[v] <= progress] for k, _ in total}
         shares = {
-            (b, k, v): MIX[KINDS[k]] / len(opened[k]) * found.size / total[k, v]
+            (b, k, v): mix[KINDS[k]] / len(opened[k]) * found.size / total[k, v]
             for (b, k, v), found in self.cells.items()
             if v in opened[k]
         }
@@ -74,9 +81,7 @@ class Batches:
         keys = [key for key in shares if key[0] == b]
         p = np.array([shares[key] for key in keys])
         rows = self.tokens // LENGTHS[b]
-        picked = [
-            int(random.choice(self.cells[keys[i]])) for i in random.choice(len(keys), size=rows, p=p / p.sum())
-        ]
+        picked = [int(random.choice(self.cells[keys[i]])) for i in random.choice(len(keys), size=rows, p=p / p.sum())]
         return self.collate(picked, LENGTHS[b])
 
     def collate(self, samples: list[int], length: int) -> Batch:

@@ -191,9 +191,9 @@ def hub_config(config: TinyConfig, eos_token_id: list[int], pad_token_id: int) -
         "text_config": text,
         "tie_word_embeddings": False,
         "transformers_version": "5.23.0",
-        # The files hold no vision tower. Transformers builds one all the same: without sizes, one of 24 layers.
+        # The files hold no vision tower, which depth 0 says. Without sizes, transformers builds one of 24 layers.
         "vision_config": {
-            "depth": 1,
+            "depth": 0,
             "hidden_size": 32,
             "image_size": 16,
             "in_channels": 3,

@@ -1,4 +1,7 @@
-"""Manifold-constrained hyper-connections on [T, m, H] streams, weights kept as [values, T] so that T is the inner axis."""
+"""Manifold-constrained hyper-connections on [T, m, H] streams.
+
+The weights of a site are kept as [values, T], so that what runs over them has the tokens as its inner axis.
+"""
 
 import torch
 from torch import Tensor, nn

@@ -101,5 +101,7 @@ class Indexer(nn.Module):
         tokens = F.pad(tokens, (0, length - tokens.shape[-1]))
         position = torch.arange(length)
         # The pool a query stands in is not complete until its last token: its tokens so far are always seen.
-        tail = (position[None, :] <= position[:, None]) & (position[None, :] >= ((position + 1) // size * size)[:, None])
+        tail = (position[None, :] <= position[:, None]) & (
+            position[None, :] >= ((position + 1) // size * size)[:, None]
+        )
         return chosen, tokens | tail

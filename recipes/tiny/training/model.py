@@ -23,9 +23,7 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = KDA(config) if mixer == "kda" else MLA(config, indexer_type)
         self.mlp = (
-            MoE(config)
-            if mlp == "sparse"
-            else MLP(config.hidden_size, config.intermediate_size, config.swiglu_limit)
+            MoE(config) if mlp == "sparse" else MLP(config.hidden_size, config.intermediate_size, config.swiglu_limit)
         )
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -64,7 +62,9 @@ class MTP(nn.Module):
         self.block = Block(config, "mla", "sparse", "full", None)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, batch: int, selection: Selection, padding: Tensor | None) -> Tensor:
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, batch: int, selection: Selection, padding: Tensor | None
+    ) -> Tensor:
         """Normed states [T, H] of embeddings of the next tokens and normed hidden states of the target, [T, H] both."""
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], dim=-1))
         return self.norm(self.block(x, batch, selection, padding))
@@ -102,7 +102,9 @@ class TinyModel(nn.Module):
             x = x.mean(1)
         return self.norm(x)
 
-    def draft(self, ids: Tensor, hidden: Tensor, selection: Selection | None = None, padding: Tensor | None = None) -> Tensor:
+    def draft(
+        self, ids: Tensor, hidden: Tensor, selection: Selection | None = None, padding: Tensor | None = None
+    ) -> Tensor:
         """MTP states [B * S, H]: row p reads the token at p + 1 and predicts the one at p + 2."""
         following = torch.roll(ids, -1, dims=1)
         embedded = F.embedding(following.flatten(), self.embed_tokens.weight).to(hidden.dtype)

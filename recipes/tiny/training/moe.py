@@ -120,4 +120,3 @@ class MoE(nn.Module):
     def balance(self, step: float, load: Tensor) -> None:
         """Moves the correction bias by `step` towards experts that got less than the mean of `load` [E]."""
         self.gate.e_score_correction_bias += step * torch.sign(load.float().mean() - load.float())
-

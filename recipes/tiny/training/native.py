@@ -1,5 +1,6 @@
-"""Builds `native.cpp` on first use; without a compiler the callers take their plain forms."""
+"""Builds `native.cpp` on first use; without a compiler, or where TINY_NATIVE=0, the callers take their plain forms."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 @cache
 def native() -> Any:
     """The compiled module, or None where it cannot be built."""
+    if os.environ.get("TINY_NATIVE", "1") == "0":
+        return None
     from torch.utils.cpp_extension import load
 
     try:
