@@ -186,10 +186,9 @@ def test_a_resumed_training_is_the_unbroken_one(small: TinyConfig, tmp_path: Pat
     plan = Plan(steps=8, processes=1, tokens=1536)
     assert [Schedule(8).stage(step) for step in range(8)] == ["A"] * 5 + ["B"] + ["C"] * 2
     unbroken = Trainer(small, plan, data, pad=100)
-    assert (
-        unbroken.run(tmp_path / "a", None, log_every=4, save_every=100) if (tmp_path / "a").mkdir() is None else False
-    )
-    (tmp_path / "b").mkdir()
+    for out in ("a", "b"):
+        (tmp_path / out).mkdir()
+    assert unbroken.run(tmp_path / "a", None, log_every=4, save_every=100)
     first = Trainer(small, plan, data, pad=100)
     for _ in range(4):
         first.step()
@@ -224,25 +223,22 @@ def test_each_stage_trains_what_it_should(small: TinyConfig, tmp_path: Path) -> 
 def test_training_lowers_every_loss(tmp_path: Path) -> None:
     data = make_data(tmp_path, samples=6)
     trainer = Trainer(SMALL_FLASH, Plan(steps=300, processes=1, dtype="float32"), data, pad=100)
-    rows = [objective.summary(trainer.step()) for _ in range(25)]
-    assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
-    assert rows[-1]["mtp_loss"] < rows[0]["mtp_loss"] - 0.2
-    trainer.step_number = trainer.schedule.first_indexer
     rows = [objective.summary(trainer.step()) for _ in range(15)]
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
+    assert rows[-1]["mtp_loss"] < rows[0]["mtp_loss"] - 0.05
+    trainer.step_number = trainer.schedule.first_indexer
+    rows = [objective.summary(trainer.step()) for _ in range(8)]
     assert rows[-1]["indexer_kl"] < rows[0]["indexer_kl"]
 
 
 @FAMILIES
 def test_hadron_loads_what_was_saved_and_computes_the_same(small: TinyConfig, tmp_path: Path) -> None:
     export(model_of(small), make_data(tmp_path), tmp_path / "checkpoint")
-    plan = hadron.check(tmp_path / "checkpoint")
-    assert {problem.code for problem in plan.problems} <= {"HC506"}  # Flash's configuration declares a vision tower
+    assert not hadron.check(tmp_path / "checkpoint").problems
     ids = torch.randint(0, 100, (LENGTH,), generator=torch.Generator().manual_seed(2)).tolist()
-    with LLM(tmp_path / "checkpoint", kernels="reference", dtype="float32", threads=1) as llm:
-        logits = torch.from_numpy(llm.logits(ids))
-        (output,) = llm.generate(
-            {"prompt_token_ids": ids}, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
-        )
+    llm = LLM(tmp_path / "checkpoint", kernels="reference", dtype="float32", threads=1)
+    logits = torch.from_numpy(llm.logits(ids))
+    (output,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "topk", stable_topk)
         reference = stock(tmp_path / "checkpoint", small)(input_ids=torch.tensor([ids])).logits[0]
