@@ -83,6 +83,16 @@ def test_whoever_shares_the_step(model: Model) -> None:
     assert torch.equal(torch.cat(rows), model.whole)
 
 
+def test_every_product_of_an_indexer_gives_a_row_the_same_bits_alone(model: Model) -> None:
+    """The pooling gate too, which is a parameter and no matrix of a linear layer for who wrote the file."""
+    indexers = [layer.self_attn.indexer for layer in model.model.layers if hasattr(layer.self_attn, "indexer")]  # type: ignore[attr-defined]
+    x = torch.randn(9, model.plan.config.hidden, generator=torch.Generator().manual_seed(2))  # type: ignore[union-attr]
+    for product in (product for indexer in indexers if indexer is not None for product in indexer.of_input):
+        whole = product(x)
+        for rows in (1, 2, 5):
+            assert torch.equal(torch.cat([product(part) for part in x.split(rows)]), whole)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 4])
 @pytest.mark.parametrize("name", ["glm52-quark-mxfp4-attnptpc", "glm53f-quark-mxfp4-blockfp8"])
 def test_any_number_of_threads(name: str, threads: int) -> None:

@@ -16,6 +16,7 @@ from hadron.kernels.provider import Provider
 from hadron.kernels.select import KernelChoice, select
 from hadron.kernels.stored import StoredWeight, scalar, stored_weight
 from hadron.layers.linear import Linear, Product
+from hadron.models.inventory import ModuleKind
 from hadron.preflight.plan import Binding, ModulePlan
 
 #: the roles a `StoredWeight` is made of
@@ -43,6 +44,7 @@ class PlannedWeights:
         self._device = device
         self._declared = declared
         self._threads = kernels.threads
+        self._linear = kernels.provider("linear")
         self._bind_quantize = kernels.function("quantize", "bind")
         self._asked: set[str] = set()
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -129,12 +131,19 @@ class PlannedWeights:
     def _kernel(self, module: ModulePlan) -> KernelChoice:
         """The plan's choice where it multiplies by one weight, else its provider's `linear`.
 
-        Emulation takes the reference: native products would round what was quantized once more.
+        Emulation takes the reference: native products would round what was quantized once more. A parameter by
+        which a layer multiplies takes the same products as its neighbours, or its bits would depend on the batch.
         """
         planned = module.kernel
         if planned is not None and planned.operation == "linear" and not self._declared:
             return planned
-        return _product(module, "reference" if self._declared or planned is None else planned.provider)
+        provider = "reference"
+        if not self._declared:
+            if planned is not None:
+                provider = planned.provider
+            elif module.kind is ModuleKind.PARAMETER:
+                provider = self._linear
+        return _product(module, provider)
 
     def _quantize(self, module: ModulePlan, expert: int | None) -> Product | None:
         activation = module.activation

@@ -26,6 +26,10 @@ class Provider:
         if unknown:
             raise ValueError(f"not operations: {', '.join(unknown)}")
 
+    def provider(self, operation: str) -> str:
+        """Whose functions of `operation` are given."""
+        return self._providers.get(operation, "reference")
+
     def function(self, operation: str, name: str) -> Callable[..., Any]:
         """The function `name` of `operation`, e.g. `function("norm", "rms_norm")`.
 
@@ -34,7 +38,7 @@ class Provider:
         """
         if operation not in OPERATIONS:
             raise ValueError(f"{operation!r} is not an operation")
-        provider = self._providers.get(operation, "reference")
+        provider = self.provider(operation)
         module = importlib.import_module(f"hadron.kernels.{provider}.{operation}")
         function: Callable[..., Any] = getattr(module, name)
         parameters = inspect.signature(function).parameters
