@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch.nn.functional import pad
@@ -186,7 +187,8 @@ class ForwardBatch:
         for moved in self.verification.moved:
             rows = moved.rows
             if tuple(counts) != tuple(lens):
-                rows = [torch.cat([own[:n] for own, n in zip(x.split(list(lens)), counts, strict=True)]) for x in rows]
+                starts = [end - length for end, length in zip(accumulate(lens), lens, strict=True)]
+                rows = [torch.cat([x[i : i + n] for i, n in zip(starts, counts, strict=True)]) for x in rows]
             moved.move(rows, moved.states, slots, counts, ends)
         self.verification.moved.clear()
         self.states.advance(slots, ends)

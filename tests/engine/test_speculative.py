@@ -6,6 +6,7 @@ guesses here is a list of what is right, cut and spoiled at will: every length f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from hadron.engine.engine import Engine, TokenEvent
 from hadron.engine.request import Request
 from hadron.engine.speculative import Taken
 from hadron.errors import NumericsError
+from hadron.kernels.provider import Provider
+from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.tokenizer import Tokenizer
 from tests.engine.test_engine import PROMPT, VOCABULARY, Arithmetic, continuation, digest, engine
@@ -69,6 +72,11 @@ class Drafter:
             assert one.cache.tokens == one.end
             assert len(one.request.tokens_between(one.first + 1, one.end + 1)) == one.count
         return [self.guess(one.request, one.wanted) if one.wanted else [] for one in taken]
+
+
+def wide(hidden: torch.Tensor) -> Logits:
+    """Logits of a larger vocabulary, all different."""
+    return Logits.of((hidden * torch.arange(1, 513) % 521).float(), Provider())
 
 
 def right(request: Request, count: int) -> list[int]:
@@ -184,9 +192,11 @@ def test_br70_a_grammar_sees_what_was_said_before_each_position() -> None:
     """Masks of later positions are made after the earlier tokens were taken, and a guess outside them is wrong."""
     tokenizer = Tokenizer.load(SHIPPED)
     params = {"max_tokens": 40, "structured_outputs": {"regex": "(yes|no)( and (yes|no)){3}"}, "ignore_eos": False}
-    options = {"tokenizer": tokenizer}
-    plain, _ = engine(chunk_size=64, max_context=96, **options)
+    options = {"tokenizer": tokenizer, "vocabulary": 512}
+    plain, model = engine(chunk_size=64, max_context=96, **options)
+    model.head = wide
     expected, _ = run(plain, **params)
+    assert re.fullmatch(params["structured_outputs"]["regex"], expected.outputs[0].text)  # type: ignore[index]
     known = expected.outputs[0].token_ids
     for wrong in (0, 1, 2, 9):
 
@@ -194,7 +204,8 @@ def test_br70_a_grammar_sees_what_was_said_before_each_position() -> None:
             at = len(r.output_token_ids)
             return [(t + (i >= wrong)) % VOCABULARY for i, t in enumerate([*known, *range(9)][at : at + count])]
 
-        e, _ = speculating(3, guess, **options)
+        e, model = speculating(3, guess, **options)
+        model.head = wide
         output, _ = run(e, **params)
         assert output.outputs == expected.outputs
 

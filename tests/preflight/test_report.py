@@ -282,7 +282,8 @@ def test_json_holds_the_documented_keys_and_values(plans: Plans) -> None:
     ]  # fmt: skip
     assert (value["schema_version"], value["ok"], value["bytes"]) == (1, True, 17184)
     assert value["mtp"] == {
-        "present": False, "layer": None, "usable": False, "reason": "the configuration declares none"
+        "present": False, "layer": None, "usable": False, "reason": "the configuration declares none",
+        "drafts": 0,
     }  # fmt: skip
     assert value["vision"] == {"present": False}
     assert value["attention"] == {"backend": "reference", "prefill_path": "mqa", "reasons": ["`cpu` is not built"]}

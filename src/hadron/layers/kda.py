@@ -63,4 +63,5 @@ class Kda:
         ends: Sequence[int],
     ) -> torch.Tensor:
         del ends
-        return self._block(*rows, *states, slots, lens)
+        out: torch.Tensor = self._block(*rows, *states, slots, lens)
+        return out
