@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.cli.main import run
+from tests.conftest import DATA, RANDOM
 
 QUICK = ["--threads", "1", "--temperature", "0", "--max-tokens", "6", "--no-enable-thinking"]
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(SHIPPED, threads=1)
+    return LLM(RANDOM, threads=1)
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, text: str, *options: str) -> int:
