@@ -148,7 +148,7 @@ def main() -> None:
     copy(asked.folder, SHIPPED)
     (SHIPPED / CARD).write_text(text)
     size = sum(path.stat().st_size for path in SHIPPED.iterdir())
-    print(f"{SHIPPED}: {size / 1e6:.1f} MB")
+    sys.stdout.write(f"{SHIPPED}: {size / 1e6:.1f} MB\n")
 
 
 if __name__ == "__main__":
