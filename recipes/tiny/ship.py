@@ -46,7 +46,7 @@ in a list and says what Hadron is; it knows nothing else.
 
 ## What it is
 
-`{architecture}`, {layers} layers of {hidden} hidden units and a layer for drafts (MTP): {linear} of linear
+`{architecture}`, {layers} layers of {hidden} hidden units{drafts}: {linear} of linear
 attention (KDA), {sparse} of sparse latent attention (MLA) that select {topk} tokens, {experts} experts of which a
 token takes {active}, hyper-connections of {streams} streams, a vocabulary of {vocabulary:,} tokens and a context of
 {context:,}. {parameters:,} parameters, {megabytes:.1f} MB. There is no vision tower.
@@ -103,6 +103,7 @@ def card(folder: Path, name: str, results: dict[str, Any] | None) -> str:
         architecture=config["architectures"][0],
         layers=text["num_hidden_layers"],
         hidden=text["hidden_size"],
+        drafts=" and a layer for drafts (MTP)" if text.get("num_nextn_predict_layers") else "",
         linear=kinds["linear_attention"],
         sparse=kinds["deepseek_sparse_attention"],
         topk=text["index_topk"],
