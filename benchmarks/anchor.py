@@ -113,7 +113,7 @@ def compare(folder: Path, limit: int, tokens: int, threads: int | None, tell: Ca
             "identical": len(rows) - len(differ), "differ": differ,
         }  # fmt: skip
         tell(f"{task}: {len(rows) - len(differ)} of {len(rows)} answers are those of transformers, id by id")
-    return {"variant": folder.resolve().name, "tasks": tasks}
+    return {"variant": folder.absolute().name, "tasks": tasks}
 
 
 def _said(answer: list[int], ends: set[int]) -> list[int]:

@@ -64,7 +64,7 @@ def row(folder: Path, kernels: str, activations: str, limit: int, text: str, thr
     read = measure(llm, text, window=WINDOW, stride=WINDOW // 2)
     step = model.measure(folder, EngineConfig(**how), model.Asked(contexts=(CONTEXT,))).steps[0]
     return {
-        "variant": folder.resolve().name, "kernels": kernels, "activations": activations, "tasks": tasks,
+        "variant": folder.absolute().name, "kernels": kernels, "activations": activations, "tasks": tasks,
         "perplexity": read.token_perplexity, "perplexity_stderr": read.token_perplexity_stderr,
         "bytes": llm.plan.bytes, "tokens_per_second": step.tokens_per_second,
     }  # fmt: skip

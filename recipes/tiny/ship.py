@@ -115,7 +115,7 @@ def card(folder: Path, name: str, results: dict[str, Any] | None) -> str:
         parameters=plan.parameters,
         megabytes=plan.bytes / 1e6,
         schemes="\n".join(f"| `{scheme}` | {count:,} |" for scheme, count in parameters.most_common()),
-        accuracy=accuracy(results, folder.resolve().name),
+        accuracy=accuracy(results, folder.absolute().name),
     )
 
 

@@ -19,7 +19,7 @@ from hadron.cli.generate import SHIPPED
 from tests.cli.test_serve import serving
 
 DAYS, TICKETS = 108, 8078
-QUESTION = f"How many tickets does a shop sell in {DAYS} days, at {TICKETS} a day?"
+QUESTION = f"A shop sells {TICKETS} tickets a day. How many are sold in {DAYS} days?"
 SETTINGS: dict[str, Any] = {"model": SHIPPED.name, "temperature": 0, "max_tokens": 128}
 
 
