@@ -48,6 +48,7 @@ class Theirs:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
+        logging.disable_progress_bar()
         kind = AutoConfig.from_pretrained(folder)
         auto = AutoModelForImageTextToText if hasattr(kind, "vision_config") else AutoModelForCausalLM
         self._model = auto.from_pretrained(folder, dtype=torch.float32).eval()

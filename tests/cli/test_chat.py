@@ -30,7 +30,8 @@ def llm() -> LLM:
 
 def talk(monkeypatch: pytest.MonkeyPatch, text: str, *options: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    return run(["chat", *QUICK, *options])
+    named = [str(RANDOM)] if not options or options[0].startswith("-") else []
+    return run(["chat", *named, *QUICK, *options])
 
 
 def expected(llm: LLM, *messages: Any, **switches: Any) -> str:
@@ -120,7 +121,19 @@ def test_wrong_usage_exits_with_2(
 
 def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
     main, terminal = pty.openpty()
-    command = [sys.executable, "-m", "hadron", "chat", "--threads", "1", "--temperature", "0", "--max-tokens", "3900"]
+    command = [
+        sys.executable,
+        "-m",
+        "hadron",
+        "chat",
+        str(RANDOM),
+        "--threads",
+        "1",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "3900",
+    ]
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
     seen = b""

@@ -40,7 +40,7 @@ def calculator(expression: str) -> str:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with serving() as (_, url), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+    with serving(model=None) as (_, url), openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
