@@ -41,8 +41,8 @@ TEXT = """\
 # {name}
 
 The small model that ships with Hadron: the architecture of GLM-5.3-Flash in small, trained, in the format of
-AMD's release of it. It is there to try and to test the engine. It solves word problems, calls tools, finds facts
-in a list and says what Hadron is; it knows nothing else.
+AMD's release of it. It is there to try and to test the engine. It has learned word problems, calls of tools,
+looking up facts in a list, and what Hadron is; it knows nothing else.
 
 ## What it is
 
