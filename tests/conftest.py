@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
+#: A small checkpoint with random weights, its tokenizer and its chat template, for what depends on no answer.
+RANDOM = DATA / "glm53f-tiny-random-mxfp4"
 
 
 def checkpoints_root() -> Path | None:

@@ -13,17 +13,16 @@ import pytest
 import torch
 
 import hadron
-from conftest import DATA
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.engine.engine import TokenEvent
+from tests.conftest import DATA, RANDOM
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 IDS = [5, 9, 2, 77, 30]
 WITHOUT_TOKENIZER = DATA / "glm52-ct-w4a16"
 
 
-def load(folder: Path = SHIPPED, **options: Any) -> LLM:
+def load(folder: Path = RANDOM, **options: Any) -> LLM:
     return LLM(folder, **({"kernels": "reference", "dtype": "float32", "threads": 1} | options))
 
 
@@ -39,8 +38,8 @@ def bare() -> LLM:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the shipped model to change."""
-    return Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    """A copy of the model to change."""
+    return Path(shutil.copytree(RANDOM, tmp_path / "model"))
 
 
 def test_forms_of_a_prompt(llm: LLM) -> None:
@@ -319,7 +318,7 @@ def test_a_plan_with_errors_is_refused(copy: Path) -> None:
 
 
 def test_check_gives_the_plan(llm: LLM) -> None:
-    plan = hadron.check(str(SHIPPED))
+    plan = hadron.check(str(RANDOM))
     assert isinstance(plan, hadron.LoadPlan)
     assert plan.ok
     assert [m.name for m in plan.modules] == [m.name for m in llm.plan.modules]

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.engine.snapshots import places
-from tests.conftest import DATA
+from tests.conftest import DATA, RANDOM
 
 FAMILIES = ("glm52-quark-mxfp4-attnptpc", "glm53f-quark-mxfp4-blockfp8")
 TEXT = random.Random(1).choices(range(256), k=6000)
@@ -56,7 +55,7 @@ def test_the_next_turn_takes_all_but_its_new_tokens(llm: LLM) -> None:
 
 def test_conversations_share_their_system_prompt_and_go_on_from_their_last_turn() -> None:
     """Through the chat template: the places are where turns begin, not where distances fall."""
-    llm = LLM(SHIPPED, threads=1)
+    llm = LLM(RANDOM, threads=1)
     system = {"role": "system", "content": "You answer in verse, briefly and with care. " * 16}
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
 

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.cli.main import run
+from tests.conftest import DATA, RANDOM
 
 QUICK = ["--threads", "1", "--temperature", "0", "--max-tokens", "6", "--no-enable-thinking"]
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(SHIPPED, threads=1)
+    return LLM(RANDOM, threads=1)
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, text: str, *options: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    return run(["chat", *QUICK, *options])
+    named = [str(RANDOM)] if not options or options[0].startswith("-") else []
+    return run(["chat", *named, *QUICK, *options])
 
 
 def expected(llm: LLM, *messages: Any, **switches: Any) -> str:
@@ -121,7 +121,19 @@ def test_wrong_usage_exits_with_2(
 
 def test_ctrl_c_stops_an_answer_and_not_the_program() -> None:
     main, terminal = pty.openpty()
-    command = [sys.executable, "-m", "hadron", "chat", "--threads", "1", "--temperature", "0", "--max-tokens", "3900"]
+    command = [
+        sys.executable,
+        "-m",
+        "hadron",
+        "chat",
+        str(RANDOM),
+        "--threads",
+        "1",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "3900",
+    ]
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
     os.close(terminal)
     seen = b""

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 import hadron.preflight.build as build
 from hadron.cli.main import run
 from hadron.preflight.report import select
-from tests.conftest import ROOT
-
-(SHIPPED,) = (path.parent for path in (ROOT / "src" / "hadron" / "assets").glob("*/config.json"))
+from tests.conftest import RANDOM
 
 Captured = pytest.CaptureFixture[str]
 
@@ -22,7 +20,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A checkpoint that a test may break."""
-    return Path(shutil.copytree(SHIPPED, tmp_path / "copy"))
+    return Path(shutil.copytree(RANDOM, tmp_path / "copy"))
 
 
 def edit_config(folder: Path, **values: object) -> None:
@@ -31,10 +29,10 @@ def edit_config(folder: Path, **values: object) -> None:
 
 
 def test_the_summary_of_a_sound_checkpoint(capsys: Captured) -> None:
-    assert run(["check", str(SHIPPED)]) == 0
+    assert run(["check", str(RANDOM)]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[0] == str(SHIPPED)
+    assert lines[0] == str(RANDOM)
     assert lines[-1].startswith("OK: this checkpoint can be loaded")
     assert err == ""
     assert "\x1b" not in out
@@ -42,11 +40,11 @@ def test_the_summary_of_a_sound_checkpoint(capsys: Captured) -> None:
 
 
 def test_json_is_the_plan(capsys: Captured) -> None:
-    assert run(["check", str(SHIPPED), "--json"]) == 0
+    assert run(["check", str(RANDOM), "--json"]) == 0
     out, err = capsys.readouterr()
     assert (out.count("\n"), err) == (1, "")
     value = json.loads(out)
-    plan = build.make_plan(str(SHIPPED))
+    plan = build.make_plan(str(RANDOM))
     assert value["ok"] is plan.ok is True
     assert value["bytes"] == plan.bytes
     assert [module["name"] for module in value["modules"]] == [module.name for module in plan.modules]
@@ -58,10 +56,10 @@ def test_json_is_the_plan(capsys: Captured) -> None:
 def test_the_cache_that_is_asked_for_is_counted_and_named(capsys: Captured) -> None:
     found = {}
     for asked in ("auto", "fp32", "fp8_e4m3"):
-        assert run(["check", str(SHIPPED), "--json", "--kv-cache-dtype", asked]) == 0
+        assert run(["check", str(RANDOM), "--json", "--kv-cache-dtype", asked]) == 0
         memory = json.loads(capsys.readouterr().out)["memory"]
         found[asked] = memory["cache_per_token"], memory["cache_dtype"]
-    config = build.make_plan(str(SHIPPED)).config
+    config = build.make_plan(str(RANDOM)).config
     assert config is not None
     rows = sum(layer.attention == "mla" for layer in config.layers)
     rank, keys = config.mla.kv_rank, 2 * rows * config.indexer.head_dim // config.indexer.pool
@@ -70,36 +68,36 @@ def test_the_cache_that_is_asked_for_is_counted_and_named(capsys: Captured) -> N
         "fp32": (rows * rank * 4 + keys, "float32"),
         "fp8_e4m3": (rows * (rank + 4) + keys, "fp8_e4m3"),
     }
-    assert run(["check", str(SHIPPED), "--kv-cache-dtype", "fp8_e4m3"]) == 0
+    assert run(["check", str(RANDOM), "--kv-cache-dtype", "fp8_e4m3"]) == 0
     assert "a token (latents fp8_e4m3), state" in capsys.readouterr().out
-    assert run(["check", str(SHIPPED), "--kv-cache-dtype", "fp8"]) == 2
+    assert run(["check", str(RANDOM), "--kv-cache-dtype", "fp8"]) == 2
     assert "'auto', 'bf16', 'fp32', 'fp8_e4m3'" in capsys.readouterr().err
 
 
 def test_room_is_what_the_fraction_of_the_memory_leaves(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, rooms = build.make_plan(str(SHIPPED)), []
+    plan, rooms = build.make_plan(str(RANDOM)), []
     memory, tokens = plan.memory, 4000  # fewer than the model's context
     size = 2 * (memory.weights + memory.state_per_sequence + tokens * memory.cache_per_token)
     monkeypatch.setattr(build, "detect", lambda device: replace(plan.platform, memory=size))
     for part in ("0.5", "1"):
-        assert run(["check", str(SHIPPED), "--json", "--memory-utilization", part]) == 0
+        assert run(["check", str(RANDOM), "--json", "--memory-utilization", part]) == 0
         rooms.append(json.loads(capsys.readouterr().out)["memory"]["max_context"])
     assert rooms == [tokens, 4096]
-    assert run(["check", str(SHIPPED), "--memory-utilization", "1.5"]) == 2
+    assert run(["check", str(RANDOM), "--memory-utilization", "1.5"]) == 2
     assert "where:    --memory-utilization\n  found:    1.5" in capsys.readouterr().err
 
 
 def test_modules_prints_what_matches(capsys: Captured) -> None:
     pattern = "*.layers.3.self_attn.*_proj"
-    assert run(["check", str(SHIPPED), "--modules", pattern]) == 0
+    assert run(["check", str(RANDOM), "--modules", pattern]) == 0
     names = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    wanted = [module.name for module in select(build.make_plan(str(SHIPPED)), pattern)]
+    wanted = [module.name for module in select(build.make_plan(str(RANDOM)), pattern)]
     assert len(wanted) > 3
     assert names == wanted
 
 
 def test_modules_limits_json(capsys: Captured) -> None:
-    assert run(["check", str(SHIPPED), "--json", "--modules", "lm_head"]) == 0
+    assert run(["check", str(RANDOM), "--json", "--modules", "lm_head"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [module["name"] for module in value["modules"]] == ["lm_head"]
     assert value["parameters"] > 100_000
@@ -107,7 +105,7 @@ def test_modules_limits_json(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_pattern_that_matches_nothing_is_wrong_usage(as_json: bool, capsys: Captured) -> None:
-    assert run(["check", str(SHIPPED), "--modules", "lm_haed", *["--json"] * as_json]) == 2
+    assert run(["check", str(RANDOM), "--modules", "lm_haed", *["--json"] * as_json]) == 2
     out, err = capsys.readouterr()
     assert "no module has a name that matches" in err
     assert "--modules lm_haed" in err
@@ -172,7 +170,7 @@ def test_wrong_usage_answers_in_json_too(capsys: Captured) -> None:
 
 
 def test_kernels_that_cannot_are_refused_with_the_reason(capsys: Captured) -> None:
-    assert run(["check", str(SHIPPED), "--kernels", "triton"]) == 1
+    assert run(["check", str(RANDOM), "--kernels", "triton"]) == 1
     out = capsys.readouterr().out
     assert "HC501 no kernel can run a module" in out
 

@@ -10,10 +10,11 @@ import pytest
 
 from hadron.cli.generate import SHIPPED, SHIPPED_NOTE
 from hadron.cli.main import run
+from tests.conftest import RANDOM
 from tests.eval.own_tasks import task_folder
 
 HOW = ["--kernels", "reference", "--dtype", "float32", "--threads", "1", "--max-model-len", "256"]
-RUN = ["eval", str(SHIPPED), *HOW]
+RUN = ["eval", str(RANDOM), *HOW]
 
 
 def test_a_task_that_ships_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +99,7 @@ def test_values_of_gen_kwargs() -> None:
 def test_a_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Rivers are long. " * 30)
-    asked: list[Any] = ["perplexity", str(SHIPPED), str(text), *HOW[:-2], "--window", "64"]
+    asked: list[Any] = ["perplexity", str(RANDOM), str(text), *HOW[:-2], "--window", "64"]
     assert run([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["window"], found["stride"], found["words"], found["bytes"]) == (64, 64, 90, 510)
@@ -114,5 +115,5 @@ def test_a_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_file_that_holds_no_text(data: bytes, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(data)
-    assert run(["perplexity", str(SHIPPED), str(path)]) == 2
+    assert run(["perplexity", str(RANDOM), str(path)]) == 2
     assert f"found:    {found}" in capsys.readouterr().err

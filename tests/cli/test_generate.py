@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA
 from hadron import LLM, SamplingParams
 from hadron.cli import console, generate
 from hadron.cli.generate import SHIPPED, SHIPPED_NOTE
 from hadron.cli.main import run
+from tests.conftest import DATA, RANDOM
 
 RUN = ["--kernels", "reference", "--dtype", "float32", "--threads", "1", "--temperature", "0", "--max-tokens", "6"]
 BARE = str(DATA / "glm52-ct-w4a16")
@@ -29,19 +29,42 @@ BARE = str(DATA / "glm52-ct-w4a16")
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(SHIPPED, kernels="reference", dtype="float32", threads=1)
+    return LLM(RANDOM, kernels="reference", dtype="float32", threads=1)
 
 
 def expected(llm: LLM, prompt: Any, **params: Any) -> Any:
     return llm.generate(prompt, SamplingParams(**({"max_tokens": 6, "temperature": 0} | params)))[0]
 
 
-def test_the_shipped_model_is_the_default_and_says_what_it_is(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_model_is_the_default_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "--prompt", "The river", *RUN]) == 0
     shown = capsys.readouterr()
-    assert shown.out == expected(llm, "The river").outputs[0].text + "\n"
+    shipped = LLM(SHIPPED, kernels="reference", dtype="float32", threads=1)
+    assert shown.out == expected(shipped, "The river").outputs[0].text + "\n"
     assert shown.err == SHIPPED_NOTE + "\n"
-    assert "random" in SHIPPED_NOTE
+    assert "docs/models.md" in SHIPPED_NOTE and (DATA.parents[1] / "docs" / "models.md").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_the_chat_template_makes_a_turn_of_the_text(
+    llm: LLM, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(RANDOM), "--prompt", "The river", "--apply-chat-template", *flags, *RUN]) == 0
+    (wanted,) = llm.chat([{"role": "user", "content": "The river"}], SamplingParams(max_tokens=6, temperature=0))
+    assert wanted.prompt_token_ids != expected(llm, "The river").prompt_token_ids
+    shown = capsys.readouterr().out
+    if flags:
+        (output,) = json.loads(shown)["outputs"]
+        assert output["prompt_token_ids"] == wanted.prompt_token_ids
+        assert output["text"] == wanted.outputs[0].text
+    else:
+        assert shown == f"{wanted.outputs[0].text}\n"
+
+
+def test_the_chat_template_takes_no_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(RANDOM), "--prompt-ids", "5,9", "--apply-chat-template", *RUN]) == 2
+    told = capsys.readouterr().err
+    assert "the chat template takes text" in told and "found:    --prompt-ids" in told
 
 
 def test_without_a_tokenizer_ids_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +78,7 @@ def test_without_a_tokenizer_ids_are_printed(capsys: pytest.CaptureFixture[str])
 
 
 def test_json_has_the_documented_keys(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", "--json", *RUN]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", "--json", *RUN]) == 0
     out = expected(llm, "The river")
     assert json.loads(capsys.readouterr().out) == {
         "outputs": [
@@ -71,7 +94,7 @@ def test_json_has_the_documented_keys(llm: LLM, capsys: pytest.CaptureFixture[st
 
 
 def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(SHIPPED), "--prompt", "a", "--json", "--top-p", "7"]) == 2
+    assert run(["generate", str(RANDOM), "--prompt", "a", "--json", "--top-p", "7"]) == 2
     shown = capsys.readouterr()
     error = json.loads(shown.out)["error"]
     assert (error["where"], error["found"]) == ("top_p", "7.0") and error["accepted"] and error["hint"]
@@ -90,13 +113,13 @@ def test_several_continuations(llm: LLM, capsys: pytest.CaptureFixture[str]) -> 
     out = expected(llm, "The river", n=2, temperature=1.5, seed=3, prompt_logprobs=1)
     texts = [completion.text for completion in out.outputs]
     assert texts[0] != texts[1]
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", "--json", *RUN, *drawn]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", "--json", *RUN, *drawn]) == 0
     values = json.loads(capsys.readouterr().out)["outputs"]
     assert [value["text"] for value in values] == texts
     assert values[0]["prompt_logprobs"][0] is None
     row = out.prompt_logprobs[1][out.prompt_token_ids[1]]
     assert values[1]["prompt_logprobs"][1]["logprob"] == row.logprob
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", *RUN, *drawn]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", *RUN, *drawn]) == 0
     lines = capsys.readouterr().out
     assert lines.startswith(f"[0] {texts[0]}\n") and f"\n[1] {texts[1]}\n" in lines
     assert lines.splitlines()[-1].startswith(f"{out.prompt_token_ids[-1]} ")
@@ -112,7 +135,7 @@ def test_biases_of_logits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_structured_outputs(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", str(SHIPPED), "--prompt", "a", *RUN, "--structured-outputs"]
+    arguments = ["generate", str(RANDOM), "--prompt", "a", *RUN, "--structured-outputs"]
     assert run([*arguments, '{"choice": ["no"]}']) == 0
     assert capsys.readouterr().out == "no\n"
     for text in ("{", '["no"]'):
@@ -123,26 +146,27 @@ def test_structured_outputs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_logprobs_in_json_and_in_text(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     row = expected(llm, "The river", logprobs=2).outputs[0].logprobs[0]
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", "--logprobs", "2", "--json", *RUN]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", "--logprobs", "2", "--json", *RUN]) == 0
     first = json.loads(capsys.readouterr().out)["outputs"][0]["logprobs"][0]
     assert first["token_id"] == first["top"][0]["token_id"] == next(iter(row))
     assert [entry["logprob"] for entry in first["top"]] == [entry.logprob for entry in row.values()]
     assert [entry["rank"] for entry in first["top"]] == [1, 2]
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", "--logprobs", "2", *RUN]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", "--logprobs", "2", *RUN]) == 0
     lines = capsys.readouterr().out.splitlines()[-6:]
     token, entry = next(iter(row.items()))
     assert lines[0].startswith(f"{token} {json.dumps(entry.decoded_token, ensure_ascii=False)} {entry.logprob:.4f}  ")
 
 
-@pytest.mark.parametrize("arguments", [["-"], [str(SHIPPED), "-"]])
+@pytest.mark.parametrize("arguments", [["-"], [str(RANDOM), "-"]])
 def test_a_dash_reads_standard_input(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("Вчера\n".encode())))
     assert run(["generate", *arguments, "--json", *RUN]) == 0
     (output,) = json.loads(capsys.readouterr().out)["outputs"]
-    assert output["prompt_token_ids"] == llm.tokenizer.encode("Вчера")
-    assert output["text"] == expected(llm, "Вчера").outputs[0].text
+    asked = llm if str(RANDOM) in arguments else LLM(SHIPPED, kernels="reference", dtype="float32", threads=1)
+    assert output["prompt_token_ids"] == asked.tokenizer.encode("Вчера")
+    assert output["text"] == expected(asked, "Вчера").outputs[0].text
 
 
 def test_input_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +178,7 @@ def test_input_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], mo
 def test_stop_flags_reach_the_request(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = expected(llm, "The river").outputs[0].token_ids
     flags = ["--stop-token-ids", f"{tokens[2]},3", "--json"]
-    assert run(["generate", str(SHIPPED), "--prompt", "The river", *flags, *RUN]) == 0
+    assert run(["generate", str(RANDOM), "--prompt", "The river", *flags, *RUN]) == 0
     (output,) = json.loads(capsys.readouterr().out)["outputs"]
     assert (output["token_ids"], output["finish_reason"]) == (tokens[: tokens.index(tokens[2]) + 1], "stop")
 
@@ -164,13 +188,13 @@ def test_stop_flags_reach_the_request(llm: LLM, capsys: pytest.CaptureFixture[st
     [
         ([], "found:    none"),
         (["--prompt", "a", "--prompt-ids", "1"], "found:    --prompt and --prompt-ids"),
-        ([str(SHIPPED), "-", "--prompt", "a"], "found:    --prompt and '-'"),
-        ([str(SHIPPED), "what"], "found:    'what'"),
+        ([str(RANDOM), "-", "--prompt", "a"], "found:    --prompt and '-'"),
+        ([str(RANDOM), "what"], "found:    'what'"),
         (["--prompt-ids", "1,x"], "found:    '1,x'"),
         (["--prompt", "a", "--stop-token-ids", "b"], "where:    --stop-token-ids"),
         (["--prompt", "a", "--temperature", "-1"], "where:    temperature"),
         (["--prompt", "a", "--max-tokens", "0"], "where:    max_tokens"),
-        (["--prompt-ids", "512"], "accepted: an integer from 0 to 511"),
+        ([str(RANDOM), "--prompt-ids", "512"], "accepted: an integer from 0 to 511"),
         (["--prompt", "a", "--threads", "0"], "where:    --threads"),
         (["--prompt", "a", "--dtype", "int3"], "--dtype"),
         ([BARE, "--prompt", "a"], "has no tokenizer"),
@@ -185,7 +209,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], part: str, capsys: pytes
 
 
 def test_a_plan_with_errors_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    folder = Path(shutil.copytree(RANDOM, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["OtherForCausalLM"]}))
     assert run(["generate", str(folder), "--prompt", "a"]) == 1
@@ -212,7 +236,7 @@ def environment() -> dict[str, str]:
 def test_text_streams_on_a_terminal() -> None:
     """In a pseudo-terminal the first piece comes before the last token; an interrupt ends it cleanly."""
     reader, writer = pty.openpty()
-    arguments = ["generate", str(SHIPPED), "--prompt", "a", "--ignore-eos", "--max-tokens", "4000", "--seed", "1"]
+    arguments = ["generate", str(RANDOM), "--prompt", "a", "--ignore-eos", "--max-tokens", "4000", "--seed", "1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "hadron", *arguments], stdout=writer, stderr=subprocess.PIPE, env=environment()
     )
@@ -239,7 +263,7 @@ def test_text_streams_on_a_terminal() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    arguments = ["generate", str(SHIPPED), "--prompt", "a", "--ignore-eos", "--max-tokens", "3000", "--seed", "1"]
+    arguments = ["generate", str(RANDOM), "--prompt", "a", "--ignore-eos", "--max-tokens", "3000", "--seed", "1"]
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "hadron", *arguments],
         stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from hadron.cli.main import run
+from tests.conftest import RANDOM
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True, "temperature": 0}
 
@@ -32,9 +33,10 @@ def handlers_of_the_log() -> Iterator[None]:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that is ready, and its URL."""
-    command = [sys.executable, "-m", "hadron", "serve", "--port", "0", "--threads", "1", *options]
+def serving(*options: str, model: Path | None = RANDOM) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that is ready, and its URL. model: None for the one that ships."""
+    named = [] if model is None else [str(model)]
+    command = [sys.executable, "-m", "hadron", "serve", *named, "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -13,7 +13,6 @@ import pytest
 from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.checkpoint.hub import Hub
 from hadron.checkpoint.source import LocalFolder
-from hadron.cli.generate import SHIPPED
 from hadron.engine import assemble as module
 from hadron.engine.assemble import (
     LEAST_CONTEXT,
@@ -29,6 +28,7 @@ from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
 from hadron.preflight.plan import LoadPlan
 from hadron.tokenizer.tokenizer import Tokenizer
+from tests.conftest import RANDOM
 
 CONFIG = EngineConfig(kernels="reference", dtype="float32", threads=1)
 
@@ -72,15 +72,15 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def test_a_hub_id_is_planned_then_downloaded_then_built() -> None:
-    hub = FakeHub(SHIPPED)
+    hub = FakeHub(RANDOM)
     made = assemble("org/model", CONFIG, silent, hub)
     assert hub.downloads == ["org/model"]  # type: ignore[attr-defined]
-    assert made.plan.root == SHIPPED
+    assert made.plan.root == RANDOM
     assert made.tokenizer is not None
 
 
 def test_a_plan_with_errors_downloads_nothing(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    folder = Path(shutil.copytree(RANDOM, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["OtherForCausalLM"]}))
     hub = FakeHub(folder)
@@ -91,13 +91,13 @@ def test_a_plan_with_errors_downloads_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_asks_no_hub() -> None:
     hub = FakeHub(Path("nowhere"))
-    assert assemble(SHIPPED, CONFIG, silent, hub).plan.root == SHIPPED
+    assert assemble(RANDOM, CONFIG, silent, hub).plan.root == RANDOM
     assert hub.downloads == []  # type: ignore[attr-defined]
 
 
 def plan_with(*, room: int, longest: int) -> LoadPlan:
     """A plan on a machine that has `room` bytes for caches when nine tenths of its memory are used."""
-    plan = make_plan(str(SHIPPED))
+    plan = make_plan(str(RANDOM))
     assert plan.config is not None
     weights = 1000
     memory = type(plan.memory)(
@@ -143,14 +143,14 @@ def test_caches_that_do_not_fit_are_a_typed_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "Runner", refuse)
     with pytest.raises(CapacityError, match="no memory for the caches") as caught:
-        assemble(SHIPPED, dataclasses.replace(CONFIG, num_pages=3000, enable_prefix_caching=False), silent)
+        assemble(RANDOM, dataclasses.replace(CONFIG, num_pages=3000, enable_prefix_caching=False), silent)
     assert caught.value.where == "3000 pages of 64 tokens and 16 states"
     assert "you tried to allocate a lot" in caught.value.found
     assert "--max-model-len" in caught.value.hint
 
 
 def test_turns_are_what_the_tokenizer_has() -> None:
-    tokenizer = Tokenizer.load(SHIPPED)
+    tokenizer = Tokenizer.load(RANDOM)
     assert turn_tokens(tokenizer) == {tokenizer.token_id(word) for word in TURNS} - {None}
     assert len(turn_tokens(tokenizer)) == 4
     assert turn_tokens(None) == frozenset()
@@ -158,7 +158,7 @@ def test_turns_are_what_the_tokenizer_has() -> None:
 
 def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
     """config.json names one, generation_config.json another, the tokenizer a third."""
-    folder = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    folder = Path(shutil.copytree(RANDOM, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["eos_token_id"] = 11
     (folder / "config.json").write_text(json.dumps(config))
@@ -174,8 +174,8 @@ def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
 
 
 def test_what_only_prompts_hold() -> None:
-    tokenizer = Tokenizer.load(SHIPPED)
+    tokenizer = Tokenizer.load(RANDOM)
     words = {tokenizer.token_id(word) for word in ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")}
-    plan = make_plan(SHIPPED)
+    plan = make_plan(RANDOM)
     assert prompt_only_tokens(plan, tokenizer) == (words | {500, 501, 502, 503, 504, 505}) - end_tokens(plan, tokenizer)
     assert prompt_only_tokens(plan, None) == {500, 501, 502, 503, 504, 505}

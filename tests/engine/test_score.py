@@ -10,12 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from hadron import LLM, RequestError, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.errors import CapacityError
-from tests.conftest import DATA
+from tests.conftest import DATA, RANDOM
 
 #: One model with states and one without.
-MODELS = (SHIPPED, DATA / "glm52-ct-w4a16")
+MODELS = (RANDOM, DATA / "glm52-ct-w4a16")
 
 
 def load(model: Path, **options: object) -> LLM:
@@ -66,7 +65,7 @@ def test_scores_are_what_transformers_computed(name: str) -> None:
 
 
 def test_what_the_model_would_say_is_greedy() -> None:
-    llm = load(SHIPPED)
+    llm = load(RANDOM)
     context = [5, 9, 2]
     (said,) = llm.generate({"prompt_token_ids": context}, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
     ids = said.outputs[0].token_ids
@@ -97,12 +96,12 @@ def test_a_score_has_the_same_bits_in_any_company(model: Path) -> None:
 def test_done_pairs_are_counted() -> None:
     counts: list[int] = []
     pairs = some_pairs()
-    load(SHIPPED).score(pairs, on_done=counts.append)
+    load(RANDOM).score(pairs, on_done=counts.append)
     assert counts == sorted(counts) and counts[-1] == len(pairs)
 
 
 def test_a_pair_may_be_one_token_longer_than_the_context() -> None:
-    llm = load(SHIPPED, max_model_len=64)
+    llm = load(RANDOM, max_model_len=64)
     assert llm.max_model_len == 64
     assert len(llm.score([([1] * 60, [2] * 5)])[0].logprobs) == 5
     with pytest.raises(CapacityError, match=r"where: +pairs\[0\]\n.*found: +65 tokens\n.*accepted: at most 64"):
@@ -110,7 +109,7 @@ def test_a_pair_may_be_one_token_longer_than_the_context() -> None:
 
 
 def test_an_empty_side_is_refused() -> None:
-    llm = load(SHIPPED)
+    llm = load(RANDOM)
     with pytest.raises(RequestError, match=r"where: +pairs\[1\].context\n"):
         llm.score([([1], [2]), ([], [2])])
     with pytest.raises(RequestError, match=r"where: +pairs\[0\].continuation\n"):

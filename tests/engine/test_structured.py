@@ -11,10 +11,9 @@ import pytest
 
 import hadron
 from hadron import LLM, SamplingParams, StructuredOutputsParams
-from hadron.cli.generate import SHIPPED
 from hadron.engine.structured import Grammars
 from hadron.tokenizer.tokenizer import Tokenizer
-from tests.conftest import DATA
+from tests.conftest import DATA, RANDOM
 
 SCHEMA = {
     "type": "object",
@@ -22,13 +21,13 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-TOKENIZER = Tokenizer.load(SHIPPED)
+TOKENIZER = Tokenizer.load(RANDOM)
 END, USER = 480, TOKENIZER.token_id("<|user|>")
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(SHIPPED, threads=1)
+    return LLM(RANDOM, threads=1)
 
 
 def texts(llm: LLM, wanted: Any, count: int = 12, **params: Any) -> list[Any]:
@@ -105,7 +104,7 @@ def test_log_probabilities_are_the_models(llm: LLM) -> None:
 
 def test_it_is_the_same_beside_others_and_after_preemption(llm: LLM) -> None:
     alone = [texts(llm, {"json": SCHEMA}, i + 1, max_tokens=100)[i] for i in range(4)]
-    tight = LLM(SHIPPED, threads=1, num_pages=4, max_num_batched_tokens=9)
+    tight = LLM(RANDOM, threads=1, num_pages=4, max_num_batched_tokens=9)
     assert texts(tight, {"json": SCHEMA}, 4, max_tokens=100) == alone
 
 

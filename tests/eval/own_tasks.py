@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hadron import LLM
-from hadron.cli.generate import SHIPPED
+from tests.conftest import RANDOM
 
 QUESTIONS = [
     {"text": f"Question {i}: which of these is a river of {place}?", "choices": ["the Nile", "a dog", "7 apples"],
@@ -52,7 +52,7 @@ metric_list:
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    return LLM(SHIPPED, kernels="reference", dtype="float32", threads=1, max_model_len=128)
+    return LLM(RANDOM, kernels="reference", dtype="float32", threads=1, max_model_len=128)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hadron import LLM, UsageError
-from hadron.cli.generate import SHIPPED
 from hadron.eval.harness import Asked, Tasks, evaluate, require
+from tests.conftest import RANDOM
 from tests.eval.own_tasks import QUESTIONS, llm, task_folder
 
 
@@ -47,7 +47,7 @@ def test_a_multiple_choice_task_of_ones_own(llm: LLM, tasks: Tasks) -> None:
     error = np.std(right, ddof=1) / np.sqrt(len(right))
     assert results["results"]["own_choice"]["acc_stderr,none"] == pytest.approx(error)
     assert [sample["acc"] for sample in results["samples"]["own_choice"]] == right
-    assert results["config"]["model"] == str(SHIPPED) and results["config"]["activation_quantization"] == "none"
+    assert results["config"]["model"] == str(RANDOM) and results["config"]["activation_quantization"] == "none"
 
 
 def test_a_task_that_generates_and_one_of_texts(llm: LLM, tasks: Tasks) -> None:
@@ -63,7 +63,7 @@ def test_results_do_not_depend_on_the_batch(tasks: Tasks) -> None:
     """On native kernels the likelihoods have the same bits with one request at a time and with many."""
     alone, crowd = (
         run(
-            LLM(SHIPPED, kernels="cpu", threads=1, max_model_len=128, max_num_seqs=most, max_num_batched_tokens=tokens),
+            LLM(RANDOM, kernels="cpu", threads=1, max_model_len=128, max_num_seqs=most, max_num_batched_tokens=tokens),
             tasks, "own_*", log_samples=True,
         )
         for most, tokens in ((1, 16), (16, 512))
@@ -75,7 +75,7 @@ def test_results_do_not_depend_on_the_batch(tasks: Tasks) -> None:
 def test_declared_activation_quantization_is_what_the_logits_say(llm: LLM, tasks: Tasks) -> None:
     """A deployment that quantizes activations as the checkpoint declares is predicted, not the kept activations."""
     declared = LLM(
-        SHIPPED, kernels="reference", dtype="float32", threads=1, max_model_len=128, activation_quantization="declared"
+        RANDOM, kernels="reference", dtype="float32", threads=1, max_model_len=128, activation_quantization="declared"
     )
     kept_results = run(llm, tasks, "own_choice", log_samples=True)
     results = run(declared, tasks, "own_choice", log_samples=True)

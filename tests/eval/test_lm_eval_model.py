@@ -12,7 +12,7 @@ from lm_eval.api.model import TemplateLM
 from hadron import LLM, SamplingParams, TokenizerError, UsageError
 from hadron.eval.model import HadronLM
 from hadron.tokenizer.markup import Mark
-from tests.conftest import DATA
+from tests.conftest import DATA, RANDOM
 from tests.eval.own_tasks import llm
 
 CONTEXT, CONTINUATIONS = "The longest river in the world is", [" the Nile", " a", " long and old", " "]
@@ -180,8 +180,6 @@ def test_conversations_go_through_the_template(llm: LLM) -> None:
 def test_lm_eval_knows_the_model_by_name() -> None:
     from lm_eval.api.registry import get_model
 
-    from hadron.cli.generate import SHIPPED
-
     assert get_model("hadron") is HadronLM
-    model = HadronLM.create_from_arg_string(f"pretrained={SHIPPED},kernels=reference,max_model_len=64")
+    model = HadronLM.create_from_arg_string(f"pretrained={RANDOM},kernels=reference,max_model_len=64")
     assert model.max_length == 64

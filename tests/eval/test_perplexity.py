@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hadron import LLM, UsageError
-from hadron.cli.generate import SHIPPED
 from hadron.eval.perplexity import measure, read_text
+from tests.conftest import RANDOM
 from tests.eval.own_tasks import llm
 
 TEXT = "Rivers are long, and häufig alt. " * 8
@@ -50,7 +50,7 @@ def test_it_is_a_direct_computation(llm: LLM, window: int, stride: int | None) -
 
 def test_it_has_the_same_bits_in_any_batch() -> None:
     few, many = (
-        LLM(SHIPPED, kernels="cpu", threads=1, max_model_len=64, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        LLM(RANDOM, kernels="cpu", threads=1, max_model_len=64, max_num_seqs=seqs, max_num_batched_tokens=tokens)
         for seqs, tokens in ((1, 17), (8, 256))
     )
     assert measure(few, TEXT, window=64, stride=16) == measure(many, TEXT, window=64, stride=16)

@@ -1,4 +1,4 @@
-"""A server in a thread of the test's process, on the small model that ships with Hadron."""
+"""A server in a thread of the test's process, on a small model with random weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from hadron.cli.generate import SHIPPED
 from hadron.engine import sampler
 from hadron.engine.assemble import assemble
 from hadron.engine.config import EngineConfig
@@ -20,19 +19,20 @@ from hadron.engine.sampler import Choice, choose
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server
 from hadron.tokenizer.tokenizer import Tokenizer
+from tests.conftest import RANDOM
 
-TOKENIZER = Tokenizer.load(SHIPPED)
+TOKENIZER = Tokenizer.load(RANDOM)
 EOS = 480
 NAME = "tiny"
 
 
-def assembled(model: Any = SHIPPED, **options: Any) -> Any:
+def assembled(model: Any = RANDOM, **options: Any) -> Any:
     return assemble(model, EngineConfig(**{"threads": 1} | options), lambda what, done, total: None)
 
 
 @contextmanager
 def running(
-    model: Any = SHIPPED, engine: dict[str, Any] | None = None, load: Any = None, wait: bool = True, **config: Any
+    model: Any = RANDOM, engine: dict[str, Any] | None = None, load: Any = None, wait: bool = True, **config: Any
 ) -> Iterator[Server]:
     """A server that takes requests, unless `wait` is off. engine: fields of `EngineConfig`."""
     settings = ServerConfig(**{"port": 0, "served_model_name": (NAME, "other"), "drain_timeout": 20} | config)

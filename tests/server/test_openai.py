@@ -11,8 +11,8 @@ import pytest
 from openai import OpenAI
 
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.server.run import Server
+from tests.conftest import RANDOM
 from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
 
 GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0, "seed": 1}
@@ -43,7 +43,7 @@ def client(server: Server) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(SHIPPED, threads=1)
+    return LLM(RANDOM, threads=1)
 
 
 def user(text: str) -> list[dict[str, Any]]:

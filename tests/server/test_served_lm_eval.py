@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hadron import LLM, SamplingParams
-from hadron.cli.generate import SHIPPED
 from hadron.server.run import Server
+from tests.conftest import RANDOM
 from tests.server.running import running
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def served() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(str(SHIPPED), threads=1)
+    return LLM(str(RANDOM), threads=1)
 
 
 def evaluated(folder: Path, kind: str, task: str, server: Server, **arguments: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -108,7 +108,7 @@ def test_multiple_choice_is_scored_by_the_log_probabilities_of_the_model(
     tmp_path: Path, served: Server, llm: LLM, ids: bool
 ) -> None:
     found, rows = evaluated(
-        tmp_path, "local-completions", "local_choice", served, tokenizer_backend="huggingface", tokenizer=SHIPPED,
+        tmp_path, "local-completions", "local_choice", served, tokenizer_backend="huggingface", tokenizer=RANDOM,
         tokenized_requests=ids, num_concurrent=3,
     )  # fmt: skip
     right = 0
@@ -124,7 +124,7 @@ def test_multiple_choice_is_scored_by_the_log_probabilities_of_the_model(
 @pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
 def test_texts_are_those_that_the_model_writes(tmp_path: Path, served: Server, llm: LLM, kind: str) -> None:
     chat = "chat" in kind
-    options = {} if chat else {"tokenizer_backend": "huggingface", "tokenizer": SHIPPED}
+    options = {} if chat else {"tokenizer_backend": "huggingface", "tokenizer": RANDOM}
     _, rows = evaluated(tmp_path, kind, "local_texts", served, num_concurrent=2, **options)
     params = SamplingParams(max_tokens=12, temperature=0, stop=["\n\n\n"])
     for question, row in zip(QUESTIONS, rows, strict=True):

@@ -17,7 +17,7 @@ import pytest
 from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server, listen
-from tests.conftest import DATA
+from tests.conftest import DATA, RANDOM
 from tests.server.running import NAME, TOKENIZER, Scripts, assembled, http, idle, running, scripts, server, until
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
@@ -360,9 +360,7 @@ def test_a_checkpoint_without_a_tokenizer_continues_token_ids() -> None:
 def test_a_checkpoint_without_a_template_is_refused_for_chat(tmp_path: Any) -> None:
     import shutil
 
-    from hadron.cli.generate import SHIPPED
-
-    folder = shutil.copytree(SHIPPED, tmp_path / "model")
+    folder = shutil.copytree(RANDOM, tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
     with running(folder) as server:
         error = error_of(httpx.post(server.url + CHAT, json=HELLO), 400)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hadron.cli.generate import SHIPPED
 from hadron.engine.structured import Grammars
 from hadron.sampling_params import StructuredOutputsParams
 from hadron.server.tools import grammar
 from hadron.tokenizer.markup import Markup
 from hadron.tokenizer.tokenizer import Tokenizer
+from tests.conftest import RANDOM
 
-TOKENIZER = Tokenizer.load(SHIPPED)
+TOKENIZER = Tokenizer.load(RANDOM)
 GRAMMARS = Grammars(TOKENIZER, 512, {480})
 LOOK = {
     "name": "look",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hadron.cli.bench_serve import serve
+from hadron.cli.generate import SHIPPED
 from hadron.cli.options import NUMA, NUMA_HELP
 from hadron.errors import UsageError
 
@@ -133,7 +134,7 @@ def kernels(
 
 
 _MODEL_OPTIONS = (
-    click.argument("model"),
+    click.argument("model", required=False),
     click.option("--steps", type=click.IntRange(min=1), help="How many steps to time."),
     click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.  [default: torch's choice]"),
     click.option("--isa", help="Level of instructions (docs/native.md).  [default: the widest]"),
@@ -163,7 +164,7 @@ def _model_options(function: F) -> F:
 def decode(contexts: str, steps: int | None, as_json: bool, **how: Any) -> int:
     """Time steps of one token of MODEL, at each length of the context.
 
-    MODEL is a folder with a checkpoint.
+    MODEL is a folder with a checkpoint; without it, the small model that ships with Hadron.
 
     \b
     Example:
@@ -179,7 +180,7 @@ def decode(contexts: str, steps: int | None, as_json: bool, **how: Any) -> int:
 def prefill(tokens: str, context: int, steps: int | None, as_json: bool, **how: Any) -> int:
     """Time steps of many tokens of MODEL, as prompts take them.
 
-    MODEL is a folder with a checkpoint.
+    MODEL is a folder with a checkpoint; without it, the small model that ships with Hadron.
 
     \b
     Example:
@@ -198,7 +199,7 @@ def _measure(
     config = EngineConfig(**{name: how[name] for name in ("threads", "kernels", "dtype", "prefault", "numa")})
     asked = model.Asked(contexts=contexts, tokens=tokens, steps=steps)
     with console.progress("measuring", unit="lengths") as advance:
-        found = model.measure(how["model"], config, asked, isa=how["isa"], progress=advance)
+        found = model.measure(how["model"] or str(SHIPPED), config, asked, isa=how["isa"], progress=advance)
     if as_json:
         _print_json(found)
     else:

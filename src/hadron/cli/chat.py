@@ -58,7 +58,7 @@ _HOW, _TALK = "How to answer", "The conversation"
 def command(model: str | None, system: str | None, enable_thinking: bool | None, **settings: Any) -> int:
     """Talk with MODEL: a folder, or a Hub id, which is downloaded.
 
-    Without MODEL, the small model that ships with Hadron is used; its weights are random.
+    Without MODEL, the small model that ships with Hadron is used, which knows little beyond word problems.
 
     \b
     Example:

@@ -116,8 +116,8 @@ def command(
 ) -> int:
     """Evaluate MODEL, a folder or a Hub id, which is downloaded, on tasks of lm-eval.
 
-    Without MODEL, the small model that ships with Hadron is used; its weights are random. Needs the extra
-    `eval`. Tasks whose data is not on this machine are fetched by lm-eval; those called hadron_* ship with Hadron.
+    Without MODEL, the small model that ships with Hadron is used. Needs the extra `eval`. Tasks
+    whose data is not on this machine are fetched by lm-eval; those called hadron_* ship with Hadron.
 
     \b
     Examples:

@@ -10,8 +10,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
     Row = dict[int, Logprob]
 
-SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "glm53f-tiny-random-mxfp4"
-SHIPPED_NOTE = "note: this is the small model that ships with Hadron; its weights are random, so its text is noise"
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "glm53f-tiny-mxfp4"
+SHIPPED_NOTE = "note: this is the small model that ships with Hadron; it knows little (docs/models.md)"
 
 #: Seconds of work before a progress bar is worth showing.
 _PATIENCE = 0.5
@@ -54,6 +55,12 @@ _UNITS = {"headers": "shards", "answers": "requests", "log-likelihoods": "reques
 @click.argument("source", metavar="[-]", required=False)
 @option("--prompt", metavar="TEXT", group="The prompt", help="Text to continue.")
 @option("--prompt-ids", metavar="IDS", group="The prompt", help="Token ids to continue, such as 5,9,2.")
+@option(
+    "--apply-chat-template",
+    is_flag=True,
+    group="The prompt",
+    help="Take the text for what a user says, and answer it.",
+)
 @sampling_options
 @engine_options
 @option("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object when done.")
@@ -62,23 +69,25 @@ def command(
     source: str | None,
     prompt: str | None,
     prompt_ids: str | None,
+    apply_chat_template: bool,
     as_json: bool,
     stop_token_ids: str | None,
     **settings: Any,
 ) -> int:
     """Continue a prompt with MODEL: a folder, or a Hub id, which is downloaded.
 
-    Without MODEL, the small model that ships with Hadron is used; its weights are random. `-` reads the
-    prompt from standard input.
+    Without MODEL, the small model that ships with Hadron is used, which knows little beyond word problems. `-`
+    reads the prompt from standard input.
 
     \b
     Examples:
+      hadron generate --apply-chat-template --prompt 'Who are you?'
       hadron generate path/to/checkpoint --prompt 'The river is' --max-tokens 32
       hadron generate path/to/checkpoint --prompt-ids 5,9,2 --temperature 0 --json
       echo 'The river is' | hadron generate path/to/checkpoint -
     """
     try:
-        return _generate(model, source, prompt, prompt_ids, as_json, stop_token_ids, settings)
+        return _generate(model, source, prompt, prompt_ids, apply_chat_template, as_json, stop_token_ids, settings)
     except HadronError as error:
         if as_json:
             click.echo(json.dumps({"error": error.parts()}, ensure_ascii=False))
@@ -90,6 +99,7 @@ def _generate(
     source: str | None,
     prompt: str | None,
     prompt_ids: str | None,
+    apply_chat_template: bool,
     as_json: bool,
     stop_token_ids: str | None,
     settings: dict[str, Any],
@@ -97,6 +107,14 @@ def _generate(
     if model == "-" and source is None:
         model, source = None, "-"
     text = _prompt(source, prompt, prompt_ids)
+    if apply_chat_template and not isinstance(text, str):
+        raise UsageError(
+            "the chat template takes text",
+            where="--apply-chat-template",
+            found="--prompt-ids",
+            accepted="--prompt TEXT, or - to read standard input",
+            hint="leave the flag out: ids are taken as they are",
+        )
     from hadron.sampling_params import NAMES, SamplingParams
 
     settings["logit_bias"] = logit_bias(settings["logit_bias"])
@@ -106,11 +124,15 @@ def _generate(
     if model is None:
         click.echo(SHIPPED_NOTE, err=True)
     llm = load(model or str(SHIPPED), settings)
+    if apply_chat_template:
+        answer = partial(llm.chat, [{"role": "user", "content": text}], params)
+    else:
+        answer = partial(llm.generate, text, params)
     if as_json:
-        (output,) = llm.generate(text, params)
+        (output,) = answer()
         click.echo(json.dumps({"outputs": output_values(output)}, ensure_ascii=False))
     else:
-        _stream(llm, text, params)
+        _stream(llm, answer, params)
     return 0
 
 
@@ -180,7 +202,7 @@ class Bars(ExitStack):
                 self._bar(done, total)
 
 
-def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+def _stream(llm: LLM, answer: Callable[..., list[RequestOutput]], params: SamplingParams) -> None:
     out = _Out()
 
     def on_token(_: int, event: TokenEvent) -> None:
@@ -188,7 +210,7 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
             out.write(_piece(llm, event.token_id, event.text))
 
     try:
-        (output,) = llm.generate(prompt, params, on_token=on_token)
+        (output,) = answer(on_token=on_token)
     except BaseException:  # a failed step, or an interrupt: what is said next begins its own line
         out.end_line()
         raise

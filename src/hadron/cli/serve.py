@@ -102,7 +102,7 @@ _SERVER, _LIMITS, _LOG = "The server", "Limits", "Log"
 def command(model: str | None, api_key_file: Path | None, **settings: Any) -> int:
     """Serve MODEL: a folder, or a Hub id, which is downloaded.
 
-    Without MODEL, the small model that ships with Hadron is used; its weights are random.
+    Without MODEL, the small model that ships with Hadron is used, which knows little beyond word problems.
 
     \b
     Examples:

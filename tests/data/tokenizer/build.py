@@ -2,8 +2,8 @@
 
     python tests/data/tokenizer/build.py
 
-480 byte-level pieces, then the family's markup, with the image and video tokens at the ids the shipped
-checkpoint's configuration gives them (500 to 505). Written here and beside the shipped model.
+480 byte-level pieces, then the family's markup, with the image and video tokens at the ids that the
+configuration of `glm53f-tiny-random-mxfp4` gives them (500 to 505). Written here and beside that checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 HERE = Path(__file__).resolve().parent
-SHIPPED = HERE.parents[2] / "src" / "hadron" / "assets" / "glm53f-tiny-random-mxfp4"
+RANDOM = HERE.parent / "glm53f-tiny-random-mxfp4"
 
 PIECES = 480
 WORDS = r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s"
@@ -74,10 +74,10 @@ def settings() -> str:
 def main() -> None:
     """Write all three files, twice."""
     tokenizer = build((HERE / "corpus.txt").read_text(encoding="utf-8"))
-    for folder in (HERE, SHIPPED):
+    for folder in (HERE, RANDOM):
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(settings(), encoding="utf-8")
-    shutil.copyfile(HERE / "chat_template.jinja", SHIPPED / "chat_template.jinja")
+    shutil.copyfile(HERE / "chat_template.jinja", RANDOM / "chat_template.jinja")
 
 
 if __name__ == "__main__":
