@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from hadron.batch import ForwardBatch
-from hadron.cli.generate import SHIPPED
 from hadron.engine.engine import Engine, TokenEvent
 from hadron.engine.request import Request
 from hadron.engine.speculative import Taken
@@ -23,6 +22,7 @@ from hadron.kernels.provider import Provider
 from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.tokenizer import Tokenizer
+from tests.conftest import RANDOM
 from tests.engine.test_engine import PROMPT, VOCABULARY, Arithmetic, continuation, digest, engine
 
 Guess = Callable[[Request, int], list[int]]
@@ -190,7 +190,7 @@ def test_seeded_requests_with_rules_draw_the_same(seed: int) -> None:
 
 def test_br70_a_grammar_sees_what_was_said_before_each_position() -> None:
     """Masks of later positions are made after the earlier tokens were taken, and a guess outside them is wrong."""
-    tokenizer = Tokenizer.load(SHIPPED)
+    tokenizer = Tokenizer.load(RANDOM)
     params = {"max_tokens": 40, "structured_outputs": {"regex": "(yes|no)( and (yes|no)){3}"}, "ignore_eos": False}
     options = {"tokenizer": tokenizer, "vocabulary": 512}
     plain, model = engine(chunk_size=64, max_context=96, **options)
