@@ -15,7 +15,7 @@ from hadron.cli.generate import command
 from hadron.engine.config import EngineConfig
 from hadron.sampling_params import SamplingParams
 
-PROMPT_FLAGS = {"model", "source", "prompt", "prompt_ids", "as_json"}
+PROMPT_FLAGS = {"apply_chat_template", "model", "source", "prompt", "prompt_ids", "as_json"}
 
 
 def test_all_names_are_there_and_nothing_else() -> None:
