@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +162,79 @@ def test_an_existing_folder_is_not_written_into(sources: dict[str, Path], tmp_pa
     done = run("fp8_block.py", sources["glm5_next"], tmp_path)
     assert done.returncode != 0 and "exists already" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+#: variant -> its script, the family it is of, the tool it takes, the checkpoint of the same make, if any
+TOOLS = {
+    "quark-mxfp4-blockfp8": ("quark_mxfp4_blockfp8", "glm5_next", "quark", "glm53f-quark-mxfp4-blockfp8"),
+    "quark-mxfp4-ptpc": ("quark_mxfp4_ptpc", "glm_moe_dsa", "quark", "glm52-quark-mxfp4-attnptpc"),
+    "flash-nvfp4": ("nvfp4", "glm5_next", "llmcompressor", "glm53f-ct-nvfp4a16"),
+    "glm52-nvfp4": ("nvfp4", "glm_moe_dsa", "llmcompressor", None),
+}
+EXPECTED = {
+    "quark-mxfp4-blockfp8": {
+        "text": {"expert": "mxfp4", "shared_expert": "mxfp4", "mlp": "fp8_e4m3_block_128x128", "kda": "bf16"},
+        "mtp": {"expert": "fp8_e4m3_block_128x128", "shared_expert": "fp8_e4m3_block_128x128"},
+    },
+    "quark-mxfp4-ptpc": {
+        "text": {"expert": "mxfp4", "shared_expert": "mxfp4", "attention": "fp8_e4m3_channel", "mlp": "bf16"},
+        "mtp": {"expert": "mxfp4", "attention": "fp8_e4m3_channel", "mtp_projection": "bf16"},
+    },
+    "flash-nvfp4": {
+        "text": {"expert": "nvfp4", "shared_expert": "bf16", "mlp": "bf16", "attention": "bf16"},
+        "mtp": {"expert": "bf16", "shared_expert": "bf16", "attention": "bf16", "mtp_projection": "bf16"},
+    },
+}
+EXPECTED["glm52-nvfp4"] = EXPECTED["flash-nvfp4"]
+
+
+def read_all(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("model*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def pattern(name: str, layers: int) -> str:
+    """A tensor name without the numbers of layers and experts; the MTP layer stays apart."""
+    name = re.sub(r"layers\.(\d+)\.", lambda m: f"layers.{'mtp' if int(m[1]) == layers else '*'}.", name)
+    return re.sub(r"experts\.\d+\.", "experts.*.", name)
+
+
+def layout(folder: Path) -> set[tuple[str, torch.dtype]]:
+    """Patterns of names, each with its dtypes; no vision tower."""
+    config = json.loads((folder / "config.json").read_text())
+    layers = config.get("text_config", config)["num_hidden_layers"]
+    return {(pattern(name, layers), t.dtype) for name, t in read_all(folder).items() if ".visual." not in name}
+
+
+@pytest.mark.parametrize("variant", TOOLS)
+def test_variants_of_tools(variant: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    script, family, tool, like = TOOLS[variant]
+    variable = f"HADRON_{tool.upper()}_PYTHON"
+    if variable not in os.environ:
+        pytest.skip(
+            f"{tool} is absent: set {variable} to the Python of an environment with "
+            f"recipes/tiny/quantize/requirements-{tool}.txt (recipes/tiny/quantize/environment.sh makes one)"
+        )
+    source, out = sources[family], tmp_path / "out"
+    done = run(f"{script}.py", source, out, os.environ[variable])
+    assert done.returncode == 0, done.stderr
+
+    plan = clean_plan(out)
+    assert plan.mtp.usable
+    for section, expected in EXPECTED[variant].items():
+        found = schemes(plan, section)
+        assert {kind: found[kind] for kind in expected} == {kind: {scheme} for kind, scheme in expected.items()}
+    root = checkpoints_root()
+    assert root is not None
+    if like is not None:
+        assert layout(out) == layout(root / like)
+    if tool == "llmcompressor":
+        assert_nothing_excludes_mtp(source, out)
+
+
+def assert_nothing_excludes_mtp(source: Path, out: Path) -> None:
+    made, given = read_all(out), read_all(source)
+    (eh_proj,) = [tensor for tensor in given if tensor.endswith(".eh_proj.weight")]
+    mtp = eh_proj.removesuffix("eh_proj.weight")
+    assert all(torch.equal(made[tensor], given[tensor]) for tensor in given if tensor.startswith(mtp))
+    ignore = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignore and not any(entry.startswith((mtp, "re:")) for entry in ignore)
