@@ -92,11 +92,24 @@ class Verification:
     """The requests of a step whose last tokens are guesses: `requests` of the batch, one after another.
 
     Their states are read and not written. `moved` is what `ForwardBatch.commit` goes through again, once it is
-    known how many tokens of each were right.
+    known how many tokens of each were right. Layers move copies, one layer after another in the same memory.
     """
 
     requests: range
     moved: list[Moved] = field(default_factory=list)
+    scratch: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def copies(self, states: Sequence[torch.Tensor], slots: Sequence[int]) -> list[torch.Tensor]:
+        """What `states` hold in `slots`; good until the next call."""
+        found = []
+        for i, state in enumerate(states):
+            index, key = torch.tensor(slots, device=state.device), (i, state.shape[1:], state.dtype)
+            if key in self.scratch:
+                torch.index_select(state, 0, index, out=self.scratch[key])
+            else:
+                self.scratch[key] = state.index_select(0, index)
+            found.append(self.scratch[key])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +183,7 @@ class ForwardBatch:
             if verified:
                 own = [x.clone() for x in own]  # kept until the commit, without the rows of others
                 self.verification.moved.append(Moved(move, own, states))
-                copies = [state[list(slots)] for state in states]
+                copies = self.verification.copies(states, slots)
                 found.append(move(own, copies, list(range(len(slots))), lens, ends))
             else:
                 found.append(move(own, states, slots, lens, ends))
@@ -191,6 +204,7 @@ class ForwardBatch:
                 rows = [torch.cat([x[i : i + n] for i, n in zip(starts, counts, strict=True)]) for x in rows]
             moved.move(rows, moved.states, slots, counts, ends)
         self.verification.moved.clear()
+        self.verification.scratch.clear()
         self.states.advance(slots, ends)
 
     def _rows(self, rows: Sequence[torch.Tensor], requests: range) -> list[torch.Tensor]:
