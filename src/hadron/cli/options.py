@@ -74,6 +74,10 @@ def structured_outputs(text: str | None) -> dict[str, Any] | None:
     """A JSON object; `UsageError` for anything else."""
     if text is None:
         return None
+    return _json_object(text, "what the text must be", "--structured-outputs", '{"choice": ["yes", "no"]}')
+
+
+def _json_object(text: str, what: str, flag: str, example: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -81,10 +85,10 @@ def structured_outputs(text: str | None) -> dict[str, Any] | None:
     if isinstance(value, dict):
         return value
     raise UsageError(
-        "what the text must be cannot be read",
-        where="--structured-outputs",
+        f"{what} cannot be read",
+        where=flag,
         found=f"{text[:80]!r}" + (f": {value}" if isinstance(value, Exception) else ""),
-        accepted='a JSON object, such as {"choice": ["yes", "no"]}',
+        accepted=f"a JSON object, such as {example}",
         hint="quote it for the shell",
     )
 
@@ -111,25 +115,13 @@ def _speculative_config(ctx: click.Context, _: click.Parameter, text: str | None
     count = ctx.meta.get(_DRAFTS)
     if text is None:
         return None if count is None else {"method": "mtp", "num_speculative_tokens": count}
-    accepted = 'a JSON object, such as {"method": "mtp", "num_speculative_tokens": 2}'
     if count is not None:
         raise UsageError(
             "drafting is asked for twice", where="--speculative-config", found="--num-speculative-tokens beside it",
             accepted="one of the two", hint=f"--num-speculative-tokens {count} is enough",
         )  # fmt: skip
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        value = error
-    if isinstance(value, dict):
-        return value
-    raise UsageError(
-        "how to draft cannot be read",
-        where="--speculative-config",
-        found=f"{text[:80]!r}" + (f": {value}" if isinstance(value, Exception) else ""),
-        accepted=accepted,
-        hint="quote it for the shell, or use --num-speculative-tokens 2",
-    )
+    example = '{"method": "mtp", "num_speculative_tokens": 2}'
+    return _json_object(text, "how to draft", "--speculative-config", example)
 
 
 def _short(ctx: click.Context, _: click.Parameter, count: int | None) -> None:
