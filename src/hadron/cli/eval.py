@@ -11,7 +11,7 @@ import click
 
 from hadron.cli import console
 from hadron.cli.generate import SHIPPED, SHIPPED_NOTE, Bars, load
-from hadron.cli.options import GroupedCommand, engine_options, option
+from hadron.cli.options import GroupedCommand, engine_options, json_object, option
 from hadron.errors import UsageError
 
 if TYPE_CHECKING:
@@ -180,19 +180,7 @@ def _list(known: Tasks, as_json: bool) -> None:
 def _switches(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        value = error
-    if isinstance(value, dict):
-        return value
-    raise UsageError(
-        "switches of the chat template cannot be read",
-        where="--chat-template-kwargs",
-        found=repr(text)[:80],
-        accepted='a JSON object, such as {"enable_thinking": false}',
-        hint="quote it for the shell",
-    )
+    return json_object(text, "switches of the chat template", "--chat-template-kwargs", '{"enable_thinking": false}')
 
 
 def _gen_kwargs(text: str | None) -> dict[str, Any]:

@@ -74,10 +74,11 @@ def structured_outputs(text: str | None) -> dict[str, Any] | None:
     """A JSON object; `UsageError` for anything else."""
     if text is None:
         return None
-    return _json_object(text, "what the text must be", "--structured-outputs", '{"choice": ["yes", "no"]}')
+    return json_object(text, "what the text must be", "--structured-outputs", '{"choice": ["yes", "no"]}')
 
 
-def _json_object(text: str, what: str, flag: str, example: str) -> dict[str, Any]:
+def json_object(text: str, what: str, flag: str, example: str) -> dict[str, Any]:
+    """What `flag` was given; `UsageError`, beginning with `what`, for anything but a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -121,7 +122,7 @@ def _speculative_config(ctx: click.Context, _: click.Parameter, text: str | None
             accepted="one of the two", hint=f"--num-speculative-tokens {count} is enough",
         )  # fmt: skip
     example = '{"method": "mtp", "num_speculative_tokens": 2}'
-    return _json_object(text, "how to draft", "--speculative-config", example)
+    return json_object(text, "how to draft", "--speculative-config", example)
 
 
 def _short(ctx: click.Context, _: click.Parameter, count: int | None) -> None:
