@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadron.engine import sampler
+from hadron.engine import draw, sampler
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Request
 from hadron.errors import NumericsError
@@ -39,8 +39,12 @@ def token(row: np.ndarray, params: SamplingParams, *, seed: int, position: int) 
 
 
 def candidates(row: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    assert params.top_k is not None
-    return sampler.candidates(held(row), held(row).best(max(1, params.top_k)), params)
+    """What may be drawn, as the sampler asks: of the likeliest where `top_k` leaves some out, else of all."""
+    count, _ = draw.Chance(params, 0, 0).kind(len(row))
+    best = held(row).best(count)
+    ids, values = (best.ids, best.logits) if count else (np.arange(len(row))[None], row[None])
+    found, weights = draw.candidates(ids, values, [params], limited=bool(count))
+    return found[weights > 0], weights[weights > 0]
 
 
 def by_definition(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
@@ -76,6 +80,31 @@ def test_candidates_are_those_of_the_definition(
     ids, weights = candidates(logits, params)
     assert sorted(ids.tolist()) == sorted(expected)
     np.testing.assert_allclose(weights / weights.sum(), [expected[int(i)] for i in ids], rtol=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(2, 12), st.sampled_from([3, 30, 300]), st.booleans())
+def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int, vocabulary: int, ruled: bool) -> None:
+    random = np.random.default_rng(seed)
+    rows = random.normal(scale=3, size=(2 * count, vocabulary)).astype(np.float32)
+    logits = Logits.of(torch.from_numpy(rows), Provider())
+    asked = {
+        i: sampler.Asked(range(2 * i, 2 * i + 1 + i % 2), filled(
+            temperature=float(random.choice([0, 0.3, 1])), top_k=int(random.choice([0, 2, 5])),
+            top_p=float(random.choice([1, 0.9])), min_p=float(random.choice([0, 0.1])),
+        ), int(random.integers(1 << 62)), int(random.integers(1000)), ruled and i == 1)
+        for i in range(count)
+    }  # fmt: skip
+    for i, found in sampler.likeliest(logits, asked).items():
+        own = asked[i]
+        for turn, (row, known) in enumerate(zip(own.rows, found, strict=True)):
+            if own.ruled:
+                assert known.token is None
+                continue
+            options = {"seed": own.seed, "position": own.position + turn}
+            alone = sampler.choose(held(rows[row]), own.params, **options)
+            assert sampler.choose(logits.rows(row, row + 1), own.params, known=known, **options) == alone
+            assert (known.token is None) is (own.params.temperature > 0 and not 0 < own.params.top_k < vocabulary)
 
 
 def test_draws_follow_the_probabilities() -> None:

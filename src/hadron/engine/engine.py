@@ -19,12 +19,13 @@ from hadron.engine.logit_rules import LogitRules
 from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
 from hadron.engine.runner import Ran, Runner
+from hadron.engine.sampler import Asked, Likeliest
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
 from hadron.engine.structured import Grammars
 from hadron.engine.verify import propose, settle
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
-from hadron.layers.logits import Best, Logits
+from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -244,9 +245,9 @@ class Engine:
             raise
         self.stats.steps += 1
         faults = self._runner.faults or [None] * len(steps)
-        best = self._best(steps, ran)
+        known = self._likeliest(steps, ran)
         taken = enumerate(zip(steps, ran.rows, faults, strict=True))
-        said = [self._take(step, ran.logits, own, best.get(i), fault) for i, (step, own, fault) in taken]
+        said = [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
         steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
         guesses = propose(self._runner, ran, steps)
         self._scheduler.commit(steps)
@@ -279,23 +280,24 @@ class Engine:
         assert not self.has_requests
         return prompt_logits(self._runner, ids, self._budget, selections)
 
-    def _best(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Best]:
-        """The likeliest tokens of the rows of each step that gets a token, by its number: of the last, and of those of
-        its guesses."""
+    def _likeliest(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, list[Likeliest]]:
+        """What is asked of the rows of each step that gets a token, by its number: of the last, and of those of its
+        guesses."""
         asked = {}
         for i, step in enumerate(steps):
             if step.last:
-                ruled = step.request.request_id in self._rules
-                kind = sampler.needs(step.request.params, self._vocabulary, ruled=ruled)
-                asked[i] = (kind, ran.rows[i][-1 - step.drafts :])
-        return {} if ran.logits is None else sampler.best_of(ran.logits, asked)
+                request = step.request
+                rows = ran.rows[i][-1 - step.drafts :]
+                ruled = request.request_id in self._rules
+                asked[i] = Asked(rows, request.params, request.seed, request.num_tokens, ruled)
+        return {} if ran.logits is None else sampler.likeliest(ran.logits, asked)
 
     def _take(
-        self, step: Scheduled, logits: Logits | None, rows: range, best: Best | None, fault: str | None
+        self, step: Scheduled, logits: Logits | None, rows: range, known: list[Likeliest] | None, fault: str | None
     ) -> list[TokenEvent]:
         """What a step gave one request: log-probabilities of its prompt, tokens, or its end.
 
-        rows: its own of the logits; best: of the last of them, and of those of its guesses. The first token that is
+        rows: its own of the logits; known: of the last of them, and of those of its guesses. The first token that is
         not the guess is the last one.
         """
         request, events = step.request, list[TokenEvent]()
@@ -305,12 +307,12 @@ class Engine:
             if logits is None or not rows:
                 return events
             if request.wants_prompt_logprobs:
-                own = logits.rows(rows.start, rows.stop)
-                self._take_prompt(request, own, step.cache.tokens - len(own) + 1)
-            if best is None:
+                all_rows = logits.rows(rows.start, rows.stop)
+                self._take_prompt(request, all_rows, step.cache.tokens - len(all_rows) + 1)
+            if known is None:
                 return events
-            for i, row in enumerate(rows[-1 - step.drafts :]):
-                events.append(self._accept(request, logits.rows(row, row + 1), best.rows(i, i + 1)))
+            for i, (row, own) in enumerate(zip(rows[-1 - step.drafts :], known, strict=True)):
+                events.append(self._accept(request, logits.rows(row, row + 1), own))
                 if request.is_finished or events[-1].token_id not in step.guesses[i : i + 1]:
                     break
         except (NumericsError, RequestError) as error:
@@ -335,11 +337,11 @@ class Engine:
         rows = logits.rows(known - first, known - first + len(expected))
         request.prompt_logprobs += map(self._with_text, sampler.prompt_logprobs(rows, expected, most, position=known))
 
-    def _accept(self, request: Request, logits: Logits, best: Best) -> TokenEvent:
+    def _accept(self, request: Request, logits: Logits, known: Likeliest) -> TokenEvent:
         rules = self._rules.get(request.request_id)
         also = () if request.scoring is None else request.scoring.candidates
         choice = sampler.choose(
-            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, best=best, also=also
+            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, known=known, also=also
         )
         complete = False
         if rules is not None and rules.matcher is not None:

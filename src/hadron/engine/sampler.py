@@ -3,22 +3,21 @@
 The likeliest tokens are asked of the head, for all requests of a step at once, and are enough unless any token
 may be drawn or a request's rules change its logits: only then the whole row is taken, and a changed row is asked in
 the same way.
-Log-probabilities are the model's, before rules and temperature. numpy in float64, random numbers from a
-counter-based generator keyed by (seed, position): a token depends on its row of logits, its own text, the
-seed and the position, never on the batch.
+Log-probabilities are the model's, before rules and temperature, in float64. A token depends on its row of logits, its
+own text, the seed and the position, never on the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from hadron.engine.draw import Chance, drawn
 from hadron.engine.logit_rules import LogitRules
-from hadron.engine.philox import uniform
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
 from hadron.layers.logits import Best, Logits
@@ -41,23 +40,61 @@ def needs(params: SamplingParams, vocabulary: int, *, ruled: bool) -> tuple[int,
     return max(count, params.logprobs or 0), params.logprobs is not None
 
 
-def best_of(logits: Logits, asked: Mapping[int, tuple[tuple[int, bool], range]]) -> dict[int, Best]:
-    """The likeliest tokens of the rows of each request, by as few questions as there are kinds of them.
+class Asked(NamedTuple):
+    """Rows of the logits of one request, the first of which decides the token at `position`. ruled: see `needs`."""
 
-    asked: a key for each request -> what `needs` says, and its rows.
-    """
+    rows: range
+    params: SamplingParams
+    seed: int
+    position: int
+    ruled: bool
+
+
+class Likeliest(NamedTuple):
+    """Of one row, as `needs` says; the token is given too where it takes no more than that."""
+
+    best: Best
+    token: int | None
+
+
+def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Likeliest]]:
+    """What each request's rows are asked for, under its key, by as few questions as there are kinds of them."""
     kinds: dict[tuple[int, bool], list[int]] = {}
-    for key, (kind, _) in asked.items():
-        kinds.setdefault(kind, []).append(key)
-    found = {}
+    for key, own in asked.items():
+        kinds.setdefault(needs(own.params, logits.vocabulary, ruled=own.ruled), []).append(key)
+    found: dict[int, list[Likeliest]] = {}
     for (count, sums), keys in kinds.items():
-        best = logits.best(count, rows=[row for key in keys for row in asked[key][1]], sums=sums)
+        best = logits.best(count, rows=[row for key in keys for row in asked[key].rows], sums=sums)
+        tokens = _tokens(best, [asked[key] for key in keys], logits.vocabulary)
         first = 0
         for key in keys:
-            end = first + len(asked[key][1])
-            found[key] = best.rows(first, end)
+            end = first + len(asked[key].rows)
+            found[key] = [Likeliest(best.rows(row, row + 1), tokens[row]) for row in range(first, end)]
             first = end
     return found
+
+
+def _tokens(best: Best, asked: Sequence[Asked], vocabulary: int) -> list[int | None]:
+    """The tokens of rows that no rule changes and that `best` is enough for."""
+    tokens: list[int | None] = best.ids[:, 0].tolist()
+    groups: dict[tuple[int, bool], tuple[list[int], list[Chance]]] = {}
+    row = 0
+    for own in asked:
+        for turn in range(len(own.rows)):
+            chance = Chance(own.params, own.seed, own.position + turn)
+            kind = chance.kind(vocabulary)
+            if own.ruled or (own.params.temperature and (not kind[0] or best.faults[row])):
+                tokens[row] = None
+            elif own.params.temperature:
+                rows, chances = groups.setdefault(kind, ([], []))
+                rows.append(row)
+                chances.append(chance)
+            row += 1
+    for (count, _), (rows, chances) in groups.items():
+        some = drawn(best.ids[rows, :count], best.logits[rows, :count], chances, limited=True)
+        for row, token in zip(rows, some, strict=True):
+            tokens[row] = token
+    return tokens
 
 
 def choose(
@@ -67,28 +104,30 @@ def choose(
     seed: int,
     position: int,
     rules: LogitRules | None = None,
-    best: Best | None = None,
+    known: Likeliest | None = None,
     also: Sequence[int] = (),
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. best: of the row, as `needs` says, where it is known.
+    rules: what the request changes about its logits. known: what `likeliest` found, where it was asked.
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
-    if best is None:
-        count, sums = needs(params, logits.vocabulary, ruled=rules is not None)
-        best = logits.best(count, sums=sums)
+    if known is None:
+        asked = Asked(range(1), params, seed, position, rules is not None)
+        (known,) = likeliest(logits, {0: asked})[0]
+    best, token = known
     if best.faults[0]:
         check_finite(logits, best, position)
-    left, likeliest = logits, best
     if rules is not None:
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
-        left = logits.changed(torch.from_numpy(row)[None])
-        likeliest = left.best(needs(params, logits.vocabulary, ruled=False)[0])
-        check_finite(left, likeliest, position)
-    token = int(likeliest.ids[0, 0]) if not params.temperature else _drawn(left, likeliest, params, seed, position)
+        changed = logits.changed(torch.from_numpy(row)[None])
+        token = choose(changed, replace(params, logprobs=None), seed=seed, position=position).token
+    elif token is None:
+        values = logits.values.cpu().numpy()
+        ids = np.arange(values.shape[1])[None]
+        (token,) = drawn(ids, values, [Chance(params, seed, position)], limited=False)
     return Choice(token, None if params.logprobs is None else logprobs(logits, best, (token, *also), params.logprobs))
 
 
@@ -101,53 +140,6 @@ def prompt_logprobs(
         row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
         check_finite(row, own, position + i)
         yield logprobs(row, own, (token,), most)
-
-
-def _drawn(logits: Logits, best: Best, params: SamplingParams, seed: int, position: int) -> int:
-    ids, weights = candidates(logits, best, params)
-    cumulative = weights.cumsum()
-    drawn = uniform(seed, position) * cumulative[-1]
-    return int(ids[min(int(cumulative.searchsorted(drawn, side="right")), len(ids) - 1)])
-
-
-def candidates(logits: Logits, best: Best, params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Tokens that may be drawn and their unnormalized probabilities (> 0), in an order fixed by the arguments.
-
-    best: of the row, the `top_k` likeliest or more where `top_k` leaves some out. Of equally likely tokens at an
-    edge, those with the lowest ids stay. The order is what a seed means: by id, where `top_k` leaves some out
-    with those that equal its last at the end; the likeliest first with a `top_p`.
-    """
-    assert params.temperature is not None
-    assert params.top_p is not None
-    assert params.top_k is not None
-    if 0 < params.top_k < logits.vocabulary:
-        values, ids = best.logits[0, : params.top_k], best.ids[0, : params.top_k]
-        order = np.lexsort((ids, values == values[-1]))
-        values, ids = values[order], ids[order]
-    else:
-        values = logits.values[0].cpu().numpy()
-        ids = np.arange(len(values))
-    scaled = values.astype(np.float64)
-    scaled -= scaled.max()
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to minus infinity
-        scaled /= params.temperature
-    weights = np.exp(scaled)
-    possible = weights > 0
-    ids, weights = ids[possible], weights[possible]
-    if params.top_p < 1:
-        total = float(weights.sum())
-        # those left out here hold less than 1 - top_p together: a cheap way to have few to sort
-        kept = weights >= (1 - params.top_p) * total / len(ids)
-        ids, weights = ids[kept], weights[kept]
-        order = np.lexsort((ids, -weights))
-        ids, weights = ids[order], weights[order]
-        before = np.cumsum(weights) - weights
-        end = max(1, int(np.searchsorted(before, params.top_p * total)))
-        ids, weights = ids[:end], weights[:end]
-    if params.min_p > 0:
-        likely = weights >= params.min_p  # the likeliest weighs 1
-        ids, weights = ids[likely], weights[likely]
-    return ids, weights
 
 
 def logprobs(logits: Logits, best: Best, chosen: Sequence[int], most: int) -> dict[int, Logprob]:
