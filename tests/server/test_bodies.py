@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -138,9 +139,43 @@ def test_a_body_that_is_sent_byte_by_byte_is_answered_408_and_hung_up_on() -> No
         assert httpx.post(server.url + CHAT, json={"messages": TALK, "max_tokens": 1}).status_code == 200
 
 
+def status(connection: socket.socket) -> int:
+    """Of the next response, which is read to its end."""
+    response = HTTPResponse(connection)
+    response.begin()
+    response.read()
+    return response.status
+
+
+def test_a_head_that_does_not_end_is_answered_408_and_hung_up_on() -> None:
+    with running(header_timeout=1) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        first = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as silent,
+            socket.create_connection((host, int(port)), timeout=20) as dripping,
+            socket.create_connection((host, int(port)), timeout=20) as kept,
+        ):
+            dripping.sendall(first[:9])
+            kept.sendall(first)
+            assert status(kept) == 200
+            answer = b"".join(iter(lambda: dripping.recv(65536), b""))
+            assert silent.recv(65536) == b""
+            time.sleep(1.5)  # between requests there is no hurry
+            kept.sendall(first)
+            assert status(kept) == 200
+            kept.sendall(first[:9])
+            assert status(kept) == 408
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nconnection: close\r\n" in answer.lower()
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "request_timeout"
+        assert "found 9 bytes and no end" in error["message"] and "within 1 s (--header-timeout)" in error["message"]
+        until(lambda: not server._server.server_state.connections)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_may_take_longer_than_its_request(scripts: Scripts, stream: bool) -> None:
-    with running(body_timeout=1) as server:
+    with running(body_timeout=1, header_timeout=1) as server:
         scripts.pause = 0.3
         try:
             body = {"messages": TALK, "max_tokens": 6, "ignore_eos": True, "stream": stream}

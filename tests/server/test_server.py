@@ -95,7 +95,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
     ("fields", "where"),
     [({"port": 70000}, "--port"), ({"max_queue": -1}, "--max-queue"), ({"log_format": "xml"}, "--log-format"),
      ({"api_key": ("a", "")}, "--api-key"), ({"max_request_bytes": 1}, "--max-request-bytes"),
-     ({"body_timeout": 0}, "--body-timeout")],
+     ({"body_timeout": 0}, "--body-timeout"), ({"header_timeout": 0}, "--header-timeout")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(fields: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError) as raised:

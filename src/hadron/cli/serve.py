@@ -74,6 +74,14 @@ _SERVER, _LIMITS, _LOG = "The server", "Limits", "Log"
     help="Most bytes of a request's body.",
 )
 @option(
+    "--header-timeout",
+    type=int,
+    default=_DEFAULTS.header_timeout,
+    show_default=True,
+    group=_LIMITS,
+    help="Seconds in which a request's headers must have come; slower ones are answered 408.",
+)
+@option(
     "--body-timeout",
     type=int,
     default=_DEFAULTS.body_timeout,

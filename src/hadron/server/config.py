@@ -16,7 +16,8 @@ class ServerConfig:
     host, port: where to listen; port 0 takes a free one. served_model_name: what clients may call the model; the
     first is what answers say. api_key: any of these opens the server; none: it is open.
     max_queue: requests that may wait beside those that run; more are answered 429.
-    max_request_bytes: most bytes of a body. body_timeout: seconds in which all of it must have come.
+    max_request_bytes: most bytes of a body. header_timeout, body_timeout: seconds in which all of a request's head, and
+    of its body, must have come.
     allowed_origins: origins that browsers may call from. enable_log_requests: log prompts and answers.
     log_format: of the line that each request leaves. drain_timeout: seconds that requests get to end after SIGTERM.
     """
@@ -27,6 +28,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = ()
     max_queue: int = 64
     max_request_bytes: int = 32 << 20
+    header_timeout: int = 30
     body_timeout: int = 120
     allowed_origins: tuple[str, ...] = ()
     enable_log_requests: bool = False
@@ -36,7 +38,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name, least, most in (
             ("port", 0, 65535), ("max_queue", 0, 1 << 20), ("max_request_bytes", 1024, 1 << 40),
-            ("body_timeout", 1, 1 << 30), ("drain_timeout", 0, 1 << 30),
+            ("header_timeout", 1, 1 << 30), ("body_timeout", 1, 1 << 30), ("drain_timeout", 0, 1 << 30),
         ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from hadron.errors import UsageError
 from hadron.server.app import create_app
 from hadron.server.config import ServerConfig
+from hadron.server.head import protocol
 from hadron.server.service import Service
 from hadron.server.worker import Worker
 
@@ -99,8 +100,7 @@ class Server:
         self._server = _Uvicorn(
             uvicorn.Config(
                 self.app, log_config=None, access_log=False, server_header=False, lifespan="on", loop="asyncio",
-                http="h11",
-                timeout_keep_alive=KEEP_ALIVE,
+                http=protocol(config.header_timeout), timeout_keep_alive=KEEP_ALIVE,
             ),
             self.worker,
             config.drain_timeout,
