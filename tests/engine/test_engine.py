@@ -266,6 +266,18 @@ def test_several_continuations_of_one_prompt() -> None:
     assert len({tuple(ids) for ids in alone}) == 3
 
 
+@pytest.mark.parametrize("caching", [False, True])
+def test_no_continuation_begins_before_the_prompts_log_probabilities_are_known(caching: bool) -> None:
+    snapshots = {"prefix_snapshots": 4} if caching else {"prefix_caching": False}
+    e, _ = engine(max_num_seqs=4, chunk_size=5, **snapshots)
+    params = SamplingParams(temperature=3.0, seed=5, max_tokens=2, ignore_eos=True, n=3, prompt_logprobs=1)
+    first, *_ = e.add_all("a", tuple(PROMPT), params.with_defaults({}))
+    while not (events := e.step()):
+        pass
+    assert events[0].index == 0 and len(first.prompt_logprobs) == len(PROMPT)
+    e.abort_all()
+
+
 @pytest.mark.parametrize("chunk_size", [1, 4, 100])
 def test_log_probabilities_of_the_prompt(chunk_size: int) -> None:
     e, _ = engine(chunk_size=chunk_size, prefix_snapshots=3, max_num_seqs=2)
