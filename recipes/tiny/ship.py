@@ -1,11 +1,13 @@
-"""Put a checkpoint into the package as the model that ships, with its card.
+"""Put a checkpoint into the package as the model that ships, with its card, and the rows of the tasks that ship.
 
-    python recipes/tiny/ship.py FOLDER [--accuracy RESULTS.json]
+    python recipes/tiny/ship.py [FOLDER] [--accuracy RESULTS.json] [--data DATA]
 
 FOLDER is the MXFP4 variant that `quantize` made; RESULTS.json what `benchmarks/small_models.py --json` wrote:
-its rows for the variant of FOLDER's name go into the card. Everything that says what the model answers is made
-again afterwards:
+its rows for the variant of FOLDER's name go into the card. DATA is what `make_data.py` wrote: the first rows of its
+held-out sets become the tasks, which is done before anything is measured. Everything that says what the model answers
+is made again afterwards:
 
+    python recipes/tiny/ship.py --data DATA
     python benchmarks/small_models.py FOLDER ... --anchor BF16_FOLDER --json RESULTS.json --docs
     python recipes/tiny/ship.py FOLDER --accuracy RESULTS.json
     python docs/fill_readme.py
@@ -25,12 +27,15 @@ from typing import Any
 
 import hadron
 from hadron.cli.generate import SHIPPED
+from hadron.eval import shipped
 from hadron.preflight.report import parameters as count
 from hadron.problems import Severity
 
 CARD = "README.md"
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+ROWS = 500
+FIELDS = ("prompt", "target", "answer", "step", "level", "tools")
 TASKS = {
     "hadron_word_problems": "word problems",
     "hadron_tools": "tools",
@@ -84,6 +89,16 @@ def copy(folder: Path, target: Path) -> None:
         shutil.copyfile(file, staged / file.name)
     shutil.rmtree(target, ignore_errors=True)
     staged.rename(target)
+
+
+def tasks(data: Path, target: Path) -> None:
+    """The first rows of each held-out set, and the text for perplexities."""
+    for task in TASKS:
+        name = f"{task.removeprefix('hadron_')}.jsonl"
+        rows = map(json.loads, (data / name).read_text().splitlines()[:ROWS])
+        kept = [json.dumps({field: row[field] for field in FIELDS}, ensure_ascii=False) for row in rows]
+        (target / name).write_text("\n".join(kept) + "\n")
+    shutil.copyfile(data / "text.txt", target / "text.txt")
 
 
 def card(folder: Path, name: str, results: dict[str, Any] | None) -> str:
@@ -141,9 +156,14 @@ def accuracy(results: dict[str, Any] | None, name: str) -> str:
 def main() -> None:
     """Copy, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--accuracy", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--data", type=Path)
     asked = parser.parse_args()
+    if asked.data is not None:
+        tasks(asked.data, Path(str(shipped.folder())))
+    if asked.folder is None:
+        return
     results = json.loads(asked.accuracy.read_text()) if asked.accuracy else None
     text = card(asked.folder, SHIPPED.name, results)
     copy(asked.folder, SHIPPED)

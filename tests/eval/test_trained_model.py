@@ -31,7 +31,7 @@ from hadron.eval import shipped
 INDEX = "model.safetensors.index.json"
 ROWS = {"retrieval": 64, "tools": 24, "word_problems": 24}
 #: Points that the shipped weights reach, less three standard errors; to be raised with better weights.
-LEAST = {"retrieval": 33, "tools": 45, "word_problems": 15}
+LEAST = {"retrieval": 33, "tools": 45, "word_problems": 60}
 #: Tokens of a prompt and its target.
 LENGTHS = {"retrieval": range(130, 300), "tools": range(130, 300), "word_problems": range(65)}
 
@@ -153,10 +153,10 @@ def test_a_smaller_selection_costs_what_it_leaves_out(whole: dict[str, Figures],
     config = json.loads((SHIPPED / "config.json").read_text())["text_config"]
     half = figures(altered(folder, settings={"index_topk": config["index_topk"] // 2}))
     pool = figures(altered(tmp_path / "pool", settings={"index_topk": config["index_kpool"]}))
-    assert half["retrieval"].loss != whole["retrieval"].loss
     assert abs(half["retrieval"].accuracy - whole["retrieval"].accuracy) <= 5
-    assert whole["tools"].loss < half["tools"].loss < pool["tools"].loss - 0.1
-    assert pool["tools"].accuracy <= whole["tools"].accuracy - 10
+    assert whole["retrieval"].loss < half["retrieval"].loss < pool["retrieval"].loss - 0.2
+    assert pool["retrieval"].accuracy <= whole["retrieval"].accuracy - 5
+    assert pool["tools"].loss > 1.3 * whole["tools"].loss
 
 
 def test_coarse_hyper_connections_change_every_task_a_little(whole: dict[str, Figures], folder: Path) -> None:

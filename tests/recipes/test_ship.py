@@ -66,6 +66,19 @@ def test_only_files_of_the_checkpoint_are_copied(tmp_path: Path) -> None:
         ship.copy(folder, target)
 
 
+def test_tasks_are_the_first_rows_that_are_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = dict.fromkeys(ship.FIELDS) | {"prompt": "é?", "messages": [], "kind": "problem"}
+    (tmp_path / "data").mkdir()
+    for task in ship.TASKS:
+        lines = [json.dumps(row | {"level": level}) for level in range(ship.ROWS + 1)]
+        (tmp_path / "data" / f"{task.removeprefix('hadron_')}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "data" / "text.txt").write_text("text")
+    ship.tasks(tmp_path / "data", tmp_path)
+    lines = (tmp_path / "tools.jsonl").read_text().splitlines()
+    assert len(lines) == ship.ROWS and list(json.loads(lines[0])) == list(ship.FIELDS) and "é?" in lines[0]
+    assert (tmp_path / "text.txt").read_text() == "text"
+
+
 def test_a_row_takes_the_place_of_an_earlier_one(small_models: Any) -> None:
     results = {"rows": [measured("a", "cpu"), measured("b", "cpu")], "anchors": []}
     small_models.kept(results, measured("a", "reference"))

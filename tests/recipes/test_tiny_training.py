@@ -18,7 +18,7 @@ import transformers
 
 import hadron
 from hadron import LLM, SamplingParams
-from recipes.tiny.training import batches, config, hyper, kda, native, objective, state
+from recipes.tiny.training import batches, config, guide, hyper, kda, native, objective, state
 from recipes.tiny.training.attention import Selection
 from recipes.tiny.training.config import FLASH, GLM52, TinyConfig
 from recipes.tiny.training.export import export, hub_tensors
@@ -211,13 +211,37 @@ def test_a_resumed_training_is_the_unbroken_one(small: TinyConfig, tmp_path: Pat
 def test_each_stage_trains_what_it_should(small: TinyConfig, tmp_path: Path) -> None:
     drawn = batches.Batches(make_data(tmp_path) / "train.npz", 1536, 1, 100).draw(0, 0.0, 0)
     model = model_of(small)
-    objective.language(model, drawn, torch.float32, 0.3, sparse=False).loss.backward()
+    objective.language(model, drawn, torch.float32, objective.Weights(0.3, 0.3), sparse=False).loss.backward()
     assert all(p.grad is None for p in model.indexer_parameters())
     assert all(p.grad is not None for p in model.trunk_parameters())
     model.zero_grad(set_to_none=True)
     objective.indexers(model, drawn, torch.float32).loss.backward()
     assert all(p.grad is not None for p in model.indexer_parameters())
     assert all(p.grad is None for p in model.trunk_parameters())
+
+
+def test_the_guide_points_at_what_is_copied() -> None:
+    text = "ab cd=1; xb cd=2; yb cd=3; |xb cd=2. zb cd=4."
+    ids = np.array([ord(letter) for letter in text])
+    answer = text.index("|")
+    found = guide.sources(ids, np.arange(len(ids)) >= answer)
+    pointed = {text[at + 1] + str(at): text[source] for at, source in enumerate(found) if source >= 0}
+    assert set(found[:answer]) == {-1}
+    assert all(name[0] == letter for name, letter in pointed.items())
+    # the value stands behind the name it was asked for, not behind the first that ends alike
+    assert found[text.index("=", answer)] == text.index("2")
+    assert found[text.index("=4")] == -1 and len(pointed) > 5
+    assert (guide.sources(ids, np.zeros(len(ids), bool)) == -1).all()
+
+
+def test_the_guides_loss_is_that_of_attention_by_definition() -> None:
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 2, 7, 4)
+    source = torch.full((2, 7), -1)
+    source[0, 5], source[1, 3] = 2, 3
+    weights = [torch.softmax(k[row, : at + 1] @ q[row, at] / 2, 0)[source[row, at]] for row, at in ((0, 5), (1, 3))]
+    assert torch.allclose(guide.guide_loss(q, k, source), -torch.stack(weights).log().mean(), atol=1e-6)
+    assert guide.guide_loss(q, k, torch.full((2, 7), -1)) == 0
 
 
 def test_training_lowers_every_loss(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from .tools import tool
 #: About 25 million tokens.
 SAMPLES = 185_000
 #: Of a hundred samples, by kind.
-SHARES = (62, 15, 14, 9)
+SHARES = (64, 15, 15, 6)
 MAKERS: tuple[Callable[[Source], Sample], ...] = (problem, tool, retrieval, talk)
 HELD_OUT = 1000
 TEXT_BYTES = 50_000

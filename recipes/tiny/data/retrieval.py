@@ -14,7 +14,7 @@ from .source import Phrases, Source
 
 #: Numbers of facts and of questions, by level.
 FACTS = ((4, 8), (9, 16), (17, 29), (30, 40))
-QUESTIONS = ((4, 6), (5, 8), (6, 9), (7, 9))
+QUESTIONS = ((4, 6), (6, 10), (8, 12), (8, 12))
 
 COLORS = "red blue green black white yellow brown pink grey gold silver purple".split()
 ITEMS = "key box lamp coat bag ring book cup hat chair bell rope map boat clock drum".split()

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import TinyConfig
+from .guide import guide_loss
 from .indexer import Indexer, rotary_table, rotate
 from .layers import Linear, RMSNorm
 
@@ -16,13 +17,17 @@ class Selection:
     """What the indexers do in one forward pass, and what came of it.
 
     `select`: attention sees only the selected tokens. `observe`: scores and attention probabilities are kept for the
-    indexers' loss, one group for each full indexer.
+    indexers' loss, one group for each full indexer. `source` [B, S]: where the first head should look (`guide`), in
+    layers where `guided` is set; `guides`: the losses of that.
     """
 
     select: bool = False
     observe: bool = False
+    source: Tensor | None = None
+    guided: bool = False
     mask: Tensor | None = None
     groups: list["Group"] = field(default_factory=list)
+    guides: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -94,6 +99,8 @@ class MLA(nn.Module):
         mask = None if selection.mask is None else selection.mask.unsqueeze(1)
         if selection.observe:
             selection.groups[-1].probabilities.append(self._probabilities(q.detach(), k.detach(), mask))
+        if selection.source is not None and selection.guided:
+            selection.guides.append(guide_loss(q[:, 0], k[:, 0], selection.source))
         out = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, is_causal=mask is None)
         return self.o_proj(out.transpose(1, 2).reshape(x.shape[0], heads * v))
 

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .guide import sources
+
 LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768)
 KINDS = ("problem", "tool", "retrieval", "talk")
-# Share of each kind among the samples drawn, each up to a progress: long samples of retrieval and tools come first,
-# since attention takes longest to form, then problems get a larger part.
+# Share of each kind among the samples drawn, up to a progress. Of the tokens, problems have a third and later two
+# fifths, retrieval two fifths and later a third: attention takes longest to form, so it has more at first.
 MIXES = (
-    (0.33, {"problem": 0.40, "tool": 0.25, "retrieval": 0.29, "talk": 0.06}),
-    (0.55, {"problem": 0.60, "tool": 0.12, "retrieval": 0.25, "talk": 0.03}),
-    (1.00, {"problem": 0.70, "tool": 0.12, "retrieval": 0.15, "talk": 0.03}),
+    (0.33, {"problem": 0.63, "tool": 0.15, "retrieval": 0.16, "talk": 0.06}),
+    (1.00, {"problem": 0.71, "tool": 0.13, "retrieval": 0.11, "talk": 0.05}),
 )
 # Progress at which each level enters.
 LEVEL_FROM = (0.0, 0.04, 0.08, 0.12)
@@ -30,6 +31,7 @@ class Batch:
     ids: Tensor
     weights: Tensor  # loss weight of each token as a target, 0 to 1
     padding: Tensor  # True where there is no token
+    source: Tensor  # where the next token of an answer stands already, or -1
     kind: Tensor
 
 
@@ -89,10 +91,13 @@ class Batches:
         ids = np.full((len(samples), length), self.pad, dtype=np.int64)
         weights = np.zeros((len(samples), length), dtype=np.float32)
         padding = np.ones((len(samples), length), dtype=bool)
+        source = np.full((len(samples), length), -1)
         for row, sample in enumerate(samples):
             first, last = self.offsets[sample], self.offsets[sample + 1]
             ids[row, : last - first] = self.ids[first:last]
             weights[row, : last - first] = self.weights[first:last] / 10
             padding[row, : last - first] = False
+            wanted = np.append(weights[row, 1 : last - first] > 0.5, False)
+            source[row, : last - first] = sources(ids[row, : last - first], wanted)
         kind = torch.from_numpy(self.kind[samples].astype(np.int64))
-        return Batch(torch.from_numpy(ids), torch.from_numpy(weights), torch.from_numpy(padding), kind)
+        return Batch(*map(torch.from_numpy, (ids, weights, padding, source)), kind)

@@ -32,7 +32,7 @@ class TinyConfig:
     intermediate_size: int = 384
     moe_intermediate_size: int = 64
     n_routed_experts: int = 16
-    num_experts_per_tok: int = 2
+    num_experts_per_tok: int = 4
     n_shared_experts: int = 1
     routed_scaling_factor: float = 2.5
     swiglu_limit: float | None = None
@@ -66,7 +66,7 @@ FLASH = TinyConfig(
     indexer_types=("full",) * 8,
     index_kpool=4,
     swiglu_limit=2.0,
-    kda_heads=2,
+    kda_heads=4,
     hc_mult=4,
 )
 

@@ -18,7 +18,8 @@ from . import state as states
 from .batches import Batches
 from .config import TinyConfig
 from .model import TinyModel
-from .objective import indexers, language, summary
+from .objective import Weights, indexers, language, summary
+from .optimizer import Optimizer
 from .schedule import Schedule
 
 
@@ -44,17 +45,7 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.model = TinyModel(config)
         self.batches = Batches(data / "train.npz", plan.tokens, plan.seed, pad)
-        trunk = self.model.trunk_parameters()
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in trunk if p.dim() > 1], "weight_decay": 0.01},
-                {"params": [p for p in trunk if p.dim() <= 1], "weight_decay": 0.0},
-                {"params": self.model.indexer_parameters(), "weight_decay": 0.0},
-            ],
-            lr=plan.peak,
-            betas=(0.9, 0.98),
-            fused=True,
-        )
+        self.optimizer = Optimizer(self.model)
         self.step_number = 0
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -71,14 +62,12 @@ class Trainer:
         if stage == "B":
             outcome = indexers(self.model, batch, self.dtype)
         else:
-            outcome = language(self.model, batch, self.dtype, schedule.mtp_weight(number), stage == "C")
+            weights = Weights(mtp=schedule.mtp_weight(number), guide=schedule.guide_weight(number))
+            outcome = language(self.model, batch, self.dtype, weights, stage == "C")
         outcome.loss.backward()
         sums = self._reduce(outcome.sums, balance=schedule.balance_step(number))
-        rates = (schedule.rate(number), schedule.rate(number), schedule.indexer_rate(number))
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(schedule.rate(number), schedule.indexer_rate(number))
+        self.model.zero_grad(set_to_none=True)
         self.step_number += 1
         return sums
 

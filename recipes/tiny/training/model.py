@@ -15,6 +15,9 @@ from .kda import KDA
 from .layers import MLP, Linear, RMSNorm
 from .moe import MoE
 
+#: Layers before have not yet gathered what a place can be recognized by.
+GUIDED_FROM = 2
+
 
 class Block(nn.Module):
     """A decoder layer; `streams` says whether hyper-connections or a plain residual join its halves."""
@@ -96,8 +99,10 @@ class TinyModel(nn.Module):
         x = F.embedding(ids.flatten(), self.embed_tokens.weight).to(dtype)
         if self.config.hc_mult:
             x = x.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            selection.guided = i >= GUIDED_FROM
             x = layer(x, ids.shape[0], selection, flat)
+        selection.guided = False  # the MTP layer predicts another token
         if self.config.hc_mult:
             x = x.mean(1)
         return self.norm(x)

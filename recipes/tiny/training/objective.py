@@ -11,9 +11,9 @@ from .batches import KINDS, Batch
 from .indexer_loss import indexer_loss
 from .model import TinyModel
 
-# Logged sums: loss, weight, MTP loss, MTP weight, KL, steps; drafts, accepted; then for each kind the answer tokens,
-# their loss, how many were right, samples, samples right throughout.
-HEAD = 8
+# Logged sums: loss, weight, MTP loss, MTP weight, KL, steps; drafts, accepted; the guide's loss; then for each kind
+# the answer tokens, their loss, how many were right, samples, samples right throughout.
+HEAD = 9
 
 
 @dataclass
@@ -39,9 +39,17 @@ def _weighted(model: TinyModel, hidden: Tensor, ids: Tensor, weights: Tensor) ->
     return (losses * weights).sum() / weights.sum().clamp_min(1.0), losses.detach(), logits.detach().argmax(-1)
 
 
-def language(model: TinyModel, batch: Batch, dtype: torch.dtype, mtp_weight: float, sparse: bool) -> Outcome:
-    """Stages A and C: language loss and MTP loss, in C also the indexers' KL on what was selected."""
-    selection = Selection(select=sparse, observe=sparse)
+@dataclass(frozen=True)
+class Weights:
+    """Of the losses beside the language loss."""
+
+    mtp: float
+    guide: float
+
+
+def language(model: TinyModel, batch: Batch, dtype: torch.dtype, of: Weights, sparse: bool) -> Outcome:
+    """Stages A and C: language loss, MTP loss and the guide's, in C also the indexers' KL on what was selected."""
+    selection = Selection(select=sparse, observe=sparse, source=batch.source if of.guide else None)
     hidden = model.trunk(batch.ids, dtype, selection, batch.padding)
     drafted = model.draft(batch.ids, hidden, selection, batch.padding)
     ids, weights = _targets(batch, 1)
@@ -62,7 +70,9 @@ def language(model: TinyModel, batch: Batch, dtype: torch.dtype, mtp_weight: flo
         whole = right[rows].sum(1) == answer[rows].sum(1)
         per = [answer[rows].sum(), losses[rows][answer[rows]].sum(), right[rows].sum(), rows.sum(), whole.sum()]
         sums[HEAD + 5 * kind : HEAD + 5 * kind + 5] = torch.stack([p.float() for p in per])
-    return Outcome(loss + mtp_weight * mtp_loss + kl, sums)
+    guided = torch.stack(selection.guides).mean() if selection.guides else loss.new_zeros(())
+    sums[8] = guided.detach()
+    return Outcome(loss + of.mtp * mtp_loss + of.guide * guided + kl, sums)
 
 
 def indexers(model: TinyModel, batch: Batch, dtype: torch.dtype) -> Outcome:
@@ -87,6 +97,8 @@ def summary(sums: Tensor) -> dict[str, float]:
         out["indexer_kl"] = values[4] / values[5]
     if values[6]:
         out["mtp_acceptance"] = values[7] / values[6]
+    if values[8]:
+        out["guide"] = values[8] / values[5]
     for i, kind in enumerate(KINDS):
         tokens, loss, right, samples, whole = values[HEAD + 5 * i : HEAD + 5 * i + 5]
         if tokens:

@@ -55,6 +55,10 @@ class Schedule:
         """0.3 falling to 0.1."""
         return 0.3 - 0.2 * self.progress(step)
 
+    def guide_weight(self, step: int) -> float:
+        """That of what attention is shown: none once the indexers select."""
+        return 0.3 if self.stage(step) == "A" else 0.0
+
     def balance_step(self, step: int) -> float:
         """Step of the correction bias, 0.01 falling to 0.001; none in stage B."""
         return 0.0 if self.stage(step) == "B" else 0.01 - 0.009 * self.progress(step)

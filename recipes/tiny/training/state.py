@@ -8,9 +8,10 @@ import torch
 
 from .config import TinyConfig, as_dict, from_dict
 from .model import TinyModel
+from .optimizer import Optimizer
 
 
-def save(path: Path, model: TinyModel, optimizer: torch.optim.Optimizer, step: int, plan: dict[str, Any]) -> None:
+def save(path: Path, model: TinyModel, optimizer: Optimizer, step: int, plan: dict[str, Any]) -> None:
     """Writes beside `path`, then replaces it at once, so that an interrupted write leaves the old state."""
     waiting = path.with_suffix(".new")
     torch.save(
