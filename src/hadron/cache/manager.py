@@ -251,7 +251,7 @@ class CacheManager:
         """
         assert sequence.alive
         size = self.spec.page_size
-        if not self.spec.has_state or not sequence.tokens or sequence.tokens % size or not sequence.findable:
+        if not sequence.tokens or sequence.tokens % size or not sequence.findable or not self.spec.has_state:
             return None
         content = sequence.hashes[-1]
         if not self.prefixes.limit or self.blocks.find(content) is None:

@@ -68,7 +68,8 @@ def candidates(
 
 
 def _sorted(ids: NDArray[np.int64], values: NDArray[Real], order: NDArray[np.intp]) -> _Pair[Real]:
-    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
+    at = np.arange(len(ids))[:, None], order
+    return ids[at], values[at]
 
 
 def drawn(

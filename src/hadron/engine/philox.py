@@ -15,10 +15,12 @@ _ROUNDS = 10
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 bits. seed, position: 0 <= x < 2**128 and 2**256 - 1."""
     counter = position + 1  # numpy counts before it draws
-    a, b, c, d = (counter >> shift & _MASK for shift in (0, 64, 128, 192))
+    a, b, c, d = counter & _MASK, counter >> 64 & _MASK, counter >> 128 & _MASK, counter >> 192 & _MASK
     low, high = seed & _MASK, seed >> 64
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS - 1):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
-        a, b, c, d = second >> 64 ^ b ^ low, second & _MASK, first >> 64 ^ d ^ high, first & _MASK
+        a, c = second >> 64 ^ b ^ low, first >> 64 ^ d ^ high
+        b, d = second & _MASK, first & _MASK
         low, high = low + _WEYL[0] & _MASK, high + _WEYL[1] & _MASK
-    return (a >> 11) * 2.0**-53
+    # of the last round one number in four is used
+    return ((_MULTIPLIERS[1] * c >> 64 ^ b ^ low) >> 11) * 2.0**-53

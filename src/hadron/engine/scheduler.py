@@ -155,7 +155,9 @@ class Scheduler:
     def _riding(self, entry: _Entry, most: int) -> list[int]:
         """Those of the guesses that go along in this step, with room for them in the cache; at most so many."""
         assert entry.cache is not None
-        count = 0 if entry.alone_until or entry.quiet else min(most, len(entry.drafts))
+        if not entry.drafts or entry.alone_until or entry.quiet:
+            return []
+        count = min(most, len(entry.drafts))
         if self._prefix_caching and self._manager.spec.has_state:
             # a state is kept where a page ends: do not run past that
             size = self._manager.spec.page_size
