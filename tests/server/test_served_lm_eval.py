@@ -19,10 +19,13 @@ from hadron.server.run import Server
 from tests.conftest import RANDOM
 from tests.server.running import running
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("lm_eval", "tenacity", "aiohttp")),
-    reason="lm-eval with what its API models need is not installed: pip install '.[test]'",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("lm_eval", "tenacity", "aiohttp")),
+        reason="lm-eval with what its API models need is not installed: pip install '.[test]'",
+    ),
+]
 
 QUESTIONS = [
     {"question": "The river is", "choices": [" wide", " deep and cold", " not here"], "answer": 1},

@@ -166,7 +166,7 @@ def request_bytes(body: bytes) -> bytes:
 
 
 def test_one_who_does_not_read_holds_up_nobody(server: Server, http: httpx.Client, scripts: Scripts) -> None:
-    body = json.dumps(say(scripts.say("word " * 900), stream=True, n=8, logprobs=True, top_logprobs=20)).encode()
+    body = json.dumps(say(scripts.say("word " * 400), stream=True, n=8, logprobs=True, top_logprobs=20)).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server_port(server)))
