@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,8 +18,15 @@ from hadron.server.config import LOG_FORMATS, ServerConfig
 if TYPE_CHECKING:
     from hadron.engine.assemble import Assembled
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = ServerConfig()
 _SERVER, _LIMITS, _LOG = "The server", "Limits", "Log"
+
+
+def _limit(flag: str, text: str) -> Callable[[_Command], _Command]:
+    """A whole number of `ServerConfig`, with its default."""
+    default = getattr(_DEFAULTS, flag[2:].replace("-", "_"))
+    return option(flag, type=int, default=default, show_default=True, group=_LIMITS, help=text)
 
 
 @click.command(
@@ -57,46 +65,11 @@ _SERVER, _LIMITS, _LOG = "The server", "Limits", "Log"
     group=_SERVER,
     help="Let pages of this origin call from browsers; may be given several times.  [default: none]",
 )
-@option(
-    "--max-queue",
-    type=int,
-    default=_DEFAULTS.max_queue,
-    show_default=True,
-    group=_LIMITS,
-    help="Requests that may wait beside those that run; more are answered 429.",
-)
-@option(
-    "--max-request-bytes",
-    type=int,
-    default=_DEFAULTS.max_request_bytes,
-    show_default=True,
-    group=_LIMITS,
-    help="Most bytes of a request's body.",
-)
-@option(
-    "--header-timeout",
-    type=int,
-    default=_DEFAULTS.header_timeout,
-    show_default=True,
-    group=_LIMITS,
-    help="Seconds in which a request's headers must have come; slower ones are answered 408.",
-)
-@option(
-    "--body-timeout",
-    type=int,
-    default=_DEFAULTS.body_timeout,
-    show_default=True,
-    group=_LIMITS,
-    help="Seconds in which a request's body must have come; slower ones are answered 408.",
-)
-@option(
-    "--drain-timeout",
-    type=int,
-    default=_DEFAULTS.drain_timeout,
-    show_default=True,
-    group=_LIMITS,
-    help="Seconds that requests get to end after a signal; 0: no end.",
-)
+@_limit("--max-queue", "Requests that may wait beside those that run; more are answered 429.")
+@_limit("--max-request-bytes", "Most bytes of a request's body.")
+@_limit("--header-timeout", "Seconds in which a request's headers must have come; slower ones are answered 408.")
+@_limit("--body-timeout", "Seconds in which a request's body must have come; slower ones are answered 408.")
+@_limit("--drain-timeout", "Seconds that requests get to end after a signal; 0: no end.")
 @option(
     "--log-format",
     type=click.Choice(LOG_FORMATS),
