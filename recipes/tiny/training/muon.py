@@ -1,8 +1,8 @@
 """Muon: momentum whose update is made orthogonal, for the matrices inside the layers.
 
 Every singular value of an update becomes about one, so that directions which gradients seldom take are learned as fast
-as common ones (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024). Matrices of one shape
-are done together, each process doing a part of them.
+as common ones (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024). torch.optim.Muon takes
+one matrix at a time and no stacks of experts; here those of one shape are done together, by each process a part.
 """
 
 from collections.abc import Iterable
@@ -56,8 +56,6 @@ class Muon(torch.optim.Optimizer):
 
     def _momentum(self, p: nn.Parameter, beta: float) -> Tensor:
         """Nesterov's look ahead along the running mean of gradients."""
-        if p.grad is None:
-            raise ValueError("a parameter without a gradient has no momentum to take")
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
@@ -66,7 +64,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def shared(stacks: list[Tensor]) -> list[Tensor]:
-    """`orthogonal` of each stack; with several processes each does every so manieth matrix, and they exchange them."""
+    """`orthogonal` of each stack; with several processes each does a part of it, and they exchange them."""
     if not stacks or not dist.is_initialized():
         return [orthogonal(stack) for stack in stacks]
     rank, processes = dist.get_rank(), dist.get_world_size()
