@@ -10,7 +10,7 @@ own text, the seed and the position, never on the batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -113,19 +113,20 @@ def choose(
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
-    if known is None:
-        asked = Asked(range(1), params, seed, position, rules is not None)
-        (known,) = likeliest(logits, {0: asked})[0]
+    asked = Asked(range(1), params, seed, position, rules is not None)
+    known = known or likeliest(logits, {0: asked})[0][0]
     best, token = known
     if best.faults[0]:
         check_finite(logits, best, position)
+    left = logits
     if rules is not None:
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
-        changed = logits.changed(torch.from_numpy(row)[None])
-        token = choose(changed, replace(params, logprobs=None), seed=seed, position=position).token
-    elif token is None:
-        values = logits.values.cpu().numpy()
+        left = logits.changed(torch.from_numpy(row)[None])
+        changed, token = likeliest(left, {0: asked._replace(ruled=False)})[0][0]
+        check_finite(left, changed, position)
+    if token is None:
+        values = left.values.cpu().numpy()
         ids = np.arange(values.shape[1])[None]
         (token,) = drawn(ids, values, [Chance(params, seed, position)], limited=False)
     return Choice(token, None if params.logprobs is None else logprobs(logits, best, (token, *also), params.logprobs))
