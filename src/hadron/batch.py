@@ -6,6 +6,7 @@ short ones first (`attention.backend.split_decodes_and_prefills`).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -224,6 +225,9 @@ class ForwardBatch:
         return [(requests, verified) for requests, verified in parts if requests]
 
 
+_ABSENT = array("q", [-1])
+
+
 def make_batch(
     steps: Sequence[RequestStep], pages: Pages, states: States, selections: Selections | None = None
 ) -> ForwardBatch:
@@ -244,8 +248,10 @@ def make_batch(
         owners += [i] * count
     state_slots = tuple(step.cache.state_slot for step in steps)
     assert len(set(slots)) == len(slots) and len(set(state_slots)) == len(state_slots), "requests share a cache"
-    width = max(len(step.cache.block_table) for step in steps)
-    tables = [step.cache.block_table + [-1] * (width - len(step.cache.block_table)) for step in steps]
+    tables, width = array("q"), max(len(step.cache.block_table) for step in steps)
+    for step in steps:  # thousands of numbers behind long contexts: never one by one
+        tables.extend(step.cache.block_table)
+        tables.extend(_ABSENT * (width - len(step.cache.block_table)))
 
     if selections is not None:
         selections.begin(steps[0].first)
@@ -253,8 +259,8 @@ def make_batch(
     verification = Verification(range(guessing[0], guessing[-1] + 1)) if guessing else None
     assert verification is None or len(guessing) == len(verification.requests), "requests with guesses lie apart"
 
-    def ints(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-        # by numpy, which reads lists several times as fast: tables of long contexts are thousands of numbers
+    def ints(values: Sequence[int]) -> torch.Tensor:
+        # by numpy, which reads lists several times as fast
         return torch.from_numpy(np.array(values, np.int64)).to(pages.device)
 
     return ForwardBatch(
@@ -264,7 +270,7 @@ def make_batch(
         slots=ints(slots),
         query_lens=tuple(len(step.token_ids) for step in steps),
         context_lens=tuple(step.first for step in steps),
-        block_tables=ints(tables),
+        block_tables=ints(tables).view(len(steps), width),
         state_slots=state_slots,
         pages=pages,
         states=states,

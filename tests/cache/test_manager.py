@@ -120,9 +120,9 @@ def test_a_page_reopened_by_a_rewind_is_not_found_any_more() -> None:
     assert found.tokens == 4
     shared = found.block_table[0]
     cache.manager.restore(sequence, snapshot)  # the page now belongs to `found`: take a copy
-    assert sequence.block_table != [shared]
+    assert list(sequence.block_table) != [shared]
     cache.run(sequence, [8, 8, 8])
-    assert cache.manager.admit([1, 2, 3, 4, 9]).block_table == [shared]
+    assert cache.manager.admit([1, 2, 3, 4, 9]).block_table[0] == shared
 
 
 def test_a_page_reopened_alone_keeps_its_place() -> None:
@@ -131,7 +131,7 @@ def test_a_page_reopened_alone_keeps_its_place() -> None:
     cache.run(sequence, [1, 2])
     snapshot = cache.manager.snapshot(sequence)
     cache.run(sequence, [3, 4, 5])
-    table = list(sequence.block_table)
+    table = sequence.block_table[:]
     cache.manager.restore(sequence, snapshot)
     assert sequence.block_table == table[:1]
     cache.run(sequence, [8, 8, 8])

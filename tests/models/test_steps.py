@@ -198,7 +198,7 @@ def test_br55_the_open_pool_is_kept_and_closes_with_the_right_key() -> None:
             expected.append((weight / weight.sum(0) * keys[first : first + 4]).sum(0))
         stored = run.pages.index_keys[layer]
         assert stored is not None
-        found = stored[cache.block_table].flatten(0, 1)
+        found = stored[list(cache.block_table)].flatten(0, 1)
         assert torch.allclose(found[: length // 4], torch.stack(expected), atol=1e-5)
         assert found[length // 4 :].isnan().all()  # and nothing else was written
         tail = run.states.tails[layer]

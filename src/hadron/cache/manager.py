@@ -7,6 +7,7 @@ it with the stamp kept here, so that a state that is a step ahead or behind cann
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -67,10 +68,11 @@ class PrefixStore(Protocol):
 class SequenceCache:
     """What one request holds. tokens: how many are committed; pages may reach further (`grow`).
 
+    block_table: of int64, which a step's table is copied from.
     findable: whether later requests may find its pages and snapshots by their hashes.
     """
 
-    block_table: list[int]
+    block_table: array[int]
     state_slot: int
     tokens: int
     hashes: list[bytes] = field(default_factory=list)
@@ -164,7 +166,7 @@ class CacheManager:
             match = self.match(extend_hashes([], token_ids, self.spec.page_size), len(token_ids))
         slot = self._take_slot()
         tokens = len(match.blocks) * self.spec.page_size
-        sequence = SequenceCache(list(match.blocks), slot, tokens, list(match.hashes), findable=findable)
+        sequence = SequenceCache(array("q", match.blocks), slot, tokens, list(match.hashes), findable=findable)
         self.blocks.share(match.blocks)
         if not match.blocks or not self.spec.has_state:
             self._states.reset(slot, tokens)
@@ -273,7 +275,7 @@ class CacheManager:
         assert sequence.alive and tokens >= 0
         needed = self._lacking(sequence, tokens)
         if needed > 0:
-            sequence.block_table += self.blocks.allocate(needed)
+            sequence.block_table.extend(self.blocks.allocate(needed))
 
     def trim(self, sequence: SequenceCache) -> None:
         """Give back pages beyond the committed tokens: what guesses took that were wrong."""
@@ -336,7 +338,7 @@ class CacheManager:
             self._pages.copy_page(sequence.block_table[full], block)
         self.blocks.share(sequence.block_table[:full])
         self._states.copy(sequence.state_slot, slot)
-        table = sequence.block_table[:full] + tail
+        table = sequence.block_table[:full] + array("q", tail)
         return SequenceCache(
             table, slot, sequence.tokens, list(sequence.hashes), list(sequence.pending), findable=sequence.findable
         )
@@ -346,7 +348,7 @@ class CacheManager:
         assert sequence.alive
         sequence.alive = False
         self.blocks.free(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = array("q")
         self._free_slots.append(sequence.state_slot)
 
     def forget(self, sequence: SequenceCache) -> None:

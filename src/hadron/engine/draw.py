@@ -1,18 +1,20 @@
 """Tokens drawn by chance: which may come, how likely each is, and which it is.
 
 Rows of several requests are worked on together, number by number as each alone: sums run along a row in order, so a
-row's neighbours change none of its bits. Random numbers are from a counter-based generator keyed by (seed, position).
+row's neighbours change none of its bits. Random numbers are a hash of (seed, position): there
+is no generator to carry along.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadron.engine.philox import uniform
 from hadron.sampling_params import SamplingParams
 
 Real = TypeVar("Real", np.float32, np.float64)
@@ -27,11 +29,24 @@ class Chance(NamedTuple):
     position: int
 
     def kind(self, vocabulary: int) -> tuple[int, bool]:
-        """Of how many of the likeliest tokens it is drawn (0: of all), and whether `top_p` leaves some out: `drawn`
-        takes rows of one kind."""
-        assert self.params.top_k is not None
+        """`limit`, and whether `top_p` leaves some out: `drawn` takes rows of one kind."""
         assert self.params.top_p is not None
-        return self.params.top_k if 0 < self.params.top_k < vocabulary else 0, self.params.top_p < 1
+        return limit(self.params, vocabulary), self.params.top_p < 1
+
+
+def limit(params: SamplingParams, vocabulary: int) -> int:
+    """Of how many of the likeliest tokens one is drawn; 0: of all."""
+    assert params.top_k is not None
+    return params.top_k if 0 < params.top_k < vocabulary else 0
+
+
+_PAIR = struct.Struct("<QQ")
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 bits: the first of BLAKE2b-64 of both as 64-bit integers, little-endian (RFC 7693)."""
+    digest = hashlib.blake2b(_PAIR.pack(seed, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def candidates(

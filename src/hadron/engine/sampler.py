@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hadron.engine.draw import Chance, drawn
+from hadron.engine.draw import Chance, drawn, limit
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
@@ -35,9 +35,8 @@ class Choice:
 def needs(params: SamplingParams, vocabulary: int, *, ruled: bool) -> tuple[int, bool]:
     """How many of a row's likeliest tokens `choose` takes, and whether it takes the log-sum-exp too. ruled: the
     request changes its logits."""
-    assert params.top_k is not None
-    count = params.top_k if params.temperature and 0 < params.top_k < vocabulary and not ruled else 1
-    return max(count, params.logprobs or 0), params.logprobs is not None
+    count = limit(params, vocabulary) if params.temperature and not ruled else 1
+    return max(1, count, params.logprobs or 0), params.logprobs is not None
 
 
 class Asked(NamedTuple):
