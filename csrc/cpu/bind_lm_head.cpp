@@ -1,4 +1,4 @@
-// What is asked of rows of logits: the best of each, its log-sum-exp, and the ranks of given ids.
+// What is asked of rows of logits: the best of each, the sum of its exponentials, and the ranks of given ids.
 //
 // A row is taken in blocks of one size, put together in order: bits do not depend on rows or threads. The sum
 // is most of the work, and left out where nobody asks for it.
@@ -34,14 +34,15 @@ struct Before {
     }
 };
 
-double log_sum_exp(const LogitsSum* blocks, int64_t count) {
+// The logarithm of the sum of exp((x - largest) / temperature).
+double log_sum(const LogitsSum* blocks, int64_t count, double temperature) {
     float largest = blocks[0].largest;
     for (int64_t b = 1; b < count; ++b) largest = std::max(largest, blocks[b].largest);
     double total = 0.0;
     for (int64_t b = 0; b < count; ++b) {
-        total += blocks[b].sum * std::exp(static_cast<double>(blocks[b].largest) - largest);
+        total += blocks[b].sum * std::exp((static_cast<double>(blocks[b].largest) - largest) / temperature);
     }
-    return largest + std::log(total);
+    return std::log(total);
 }
 
 // The `count` best of a row, in order. peaks: [n], of its groups; what lies in a column whose peak is below
@@ -73,9 +74,12 @@ void best_of_row(const float* row, int64_t size, const float* peaks, int64_t n, 
 }
 
 // Of `rows` rows by their numbers, or the first ones where `numbers` is null: ids and values [rows][count];
-// faults [rows]; sums [rows], unless null.
+// faults [rows]; sums [rows] at a temperature, unless null.
 void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int64_t rows, int64_t size,
-          int64_t count, int64_t* ids, float* values, double* sums, int64_t* faults, int threads) {
+          int64_t count, int64_t* ids, float* values, double temperature, double* sums, int64_t* faults,
+          int threads) {
+    // of a temperature near 0 all but the largest vanish long before this
+    const auto inverse = static_cast<float>(std::min(1.0 / temperature, 1e30));
     const int64_t blocks = (size + kBlock - 1) / kBlock;
     const int64_t width = kBlock / kPeakGroup * kPeakColumns;  // peaks of a block
     const int64_t peaks_of_row = (size + kPeakGroup - 1) / kPeakGroup * kPeakColumns;
@@ -91,7 +95,7 @@ void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int6
             const float* row = row_of(i / blocks);
             const int64_t first = i % blocks * kBlock, end = std::min(first + kBlock, size);
             found[i] = ops.peaks_block(row + first, end - first, peaks.data() + i * width);
-            if (sums != nullptr) ops.sum_block(row + first, end - first, &parts[i]);
+            if (sums != nullptr) ops.sum_block(row + first, end - first, inverse, &parts[i]);
         }
         std::vector<int32_t> list;
         std::vector<float> order;
@@ -101,7 +105,7 @@ void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int6
             for (int64_t b = 0; b < blocks; ++b) faults[r] += found[r * blocks + b];
             best_of_row(row_of(r), size, peaks.data() + r * blocks * width, peaks_of_row, count, list, order,
                         ids + r * count, values + r * count);
-            if (sums != nullptr) sums[r] = log_sum_exp(&parts[r * blocks], blocks);
+            if (sums != nullptr) sums[r] = log_sum(&parts[r * blocks], blocks, temperature);
         }
     }
 }
@@ -126,16 +130,17 @@ void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* id
 void bind_lm_head(nb::module_& m) {
     m.def("best_logits", [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers,
                             int64_t rows, int64_t size, int64_t count, uintptr_t ids, uintptr_t values,
-                            uintptr_t sums, uintptr_t faults, int threads) {
+                            double temperature, uintptr_t sums, uintptr_t faults, int threads) {
         if (size < 1 || size > INT32_MAX || count < 0 || count > size)
             throw std::invalid_argument("so many of so many logits cannot be chosen");
+        if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
         const auto* asked = at<const int64_t>(numbers);
         for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
             if (asked[i] < 0 || asked[i] >= held) throw std::out_of_range("a row of logits is out of range");
         }
         nb::gil_scoped_release release;
         best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
-             at<float>(values), at<double>(sums), at<int64_t>(faults), threads);
+             at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
     });
     m.def("rank_logits", [](uintptr_t logits, int64_t rows, int64_t size, uintptr_t ids, int64_t count,
                             uintptr_t ranks, int threads) {

@@ -126,7 +126,7 @@ struct SmallOps {
     void (*kda_head)(const KdaLayer&, const KdaRun&, int64_t head, int64_t first, const float* ahead,
                      uint8_t* scratch);
     int64_t (*peaks_block)(const float* x, int64_t n, float* peaks);
-    void (*sum_block)(const float* x, int64_t n, LogitsSum* out);
+    void (*sum_block)(const float* x, int64_t n, float inverse, LogitsSum* out);
     // The largest |x[i]|; NaN where one is NaN.
     float (*magnitude)(const float* x, int64_t n);
     // y[i] = the value of the grid nearest to x[i] / scale, times scale. y may be x.

@@ -24,8 +24,8 @@ def rows(count: int, size: int, *, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("count", [0, 1, 5, 4096, 5000, 30_000])
 def test_the_best_equal_their_definition(isa: str, size: int, count: int) -> None:
     for logits in (rows(3, size), rows(3, size).sort().values.contiguous(), torch.zeros(2, size)):
-        found = native.best(logits, count, threads=2, level=handle(isa))
-        expected = reference.best(logits, count)
+        found = native.best(logits, count, temperature=0.7, threads=2, level=handle(isa))
+        expected = reference.best(logits, count, temperature=0.7)
         for a, b in zip(found, expected, strict=True):
             assert a.shape == b.shape and a.dtype == b.dtype
         ids, values, sums, faults = found
@@ -40,8 +40,8 @@ def test_the_best_equal_their_definition(isa: str, size: int, count: int) -> Non
 def test_rows_by_their_numbers_without_their_sums(isa: str, size: int, count: int) -> None:
     logits = torch.randn(7, size, generator=generator(3))
     numbers = [6, 0, 0, 3]
-    ids, values, sums, faults = native.best(logits, count, rows=numbers, sums=False, threads=2, level=handle(isa))
-    expected = reference.best(logits, count, rows=numbers, sums=False)
+    ids, values, sums, faults = native.best(logits, count, rows=numbers, threads=2, level=handle(isa))
+    expected = reference.best(logits, count, rows=numbers)
     assert torch.equal(ids, expected[0]) and torch.equal(values, expected[1]) and torch.equal(faults, expected[3])
     assert sums.shape == expected[2].shape == (0,) and sums.dtype is expected[2].dtype
     whole = native.best(logits, count, level=handle(isa))
@@ -82,11 +82,13 @@ def test_bits_depend_on_the_row_alone(isa: str) -> None:
     logits = torch.randn(40, 13_001, generator=generator(2)) * 5
     alone = [
         torch.cat(parts)
-        for parts in zip(*(native.best(row, 9, level=handle(isa)) for row in logits.split(1)), strict=True)
+        for parts in zip(
+            *(native.best(row, 9, temperature=0.8, level=handle(isa)) for row in logits.split(1)), strict=True
+        )
     ]
     for threads in (1, 2, 3, 5):
         for batch in (1, 3, 40):
-            found = native.best(logits[:batch], 9, threads=threads, level=handle(isa))
+            found = native.best(logits[:batch], 9, temperature=0.8, threads=threads, level=handle(isa))
             for a, b in zip(found, alone, strict=True):
                 assert torch.equal(a, b[:batch])
 
@@ -103,12 +105,20 @@ def test_what_is_not_finite_is_counted(isa: str, value: float, size: int) -> Non
 
 
 @every_level
-def test_logits_far_apart_lose_nothing_of_the_sum(isa: str) -> None:
+@pytest.mark.parametrize("temperature", [1e-300, 1e-9, 0.01, 1.0, 3.0, 1000.0])
+def test_logits_far_apart_lose_nothing_of_the_sum(isa: str, temperature: float) -> None:
     """Of a float32 nothing near 3e38 is lost, and nothing that is far below the largest counts."""
     logits = torch.tensor([[3e38, -3e38, 3e38, 0.0], [-3e38, -3e38, -3e38, -3e38], [1e4, 1e4 - 20, 0.0, -1e4]])
-    _, _, sums, faults = native.best(logits, 1, level=handle(isa))
-    assert torch.allclose(sums, torch.logsumexp(logits.double(), dim=-1), rtol=1e-15, atol=3e-7)
+    _, _, sums, faults = native.best(logits, 1, temperature=temperature, level=handle(isa))
+    terms = [[math.exp((x - max(row)) / temperature) for x in row] for row in logits.double().tolist()]
+    assert sums.tolist() == pytest.approx([math.log(math.fsum(row)) for row in terms], abs=3e-7)
+    assert torch.equal(reference.best(logits, 1, temperature=temperature)[2] - sums < 3e-7, torch.ones(3, dtype=bool))
     assert not faults.any()
+
+
+def test_a_temperature_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="a temperature is above 0"):
+        native.best(rows(1, 8), 1, temperature=-1.0)
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

@@ -1,8 +1,7 @@
 """Logits to tokens and log-probabilities: the only place where either is made.
 
-The likeliest tokens are asked of the head, for all requests of a step at once, and are enough unless any token
-may be drawn or a request's rules change its logits: only then the whole row is taken, and a changed row is asked in
-the same way.
+The likeliest tokens are asked of the head, for all requests of a step at once, and are nearly always enough. Only
+where a request's rules change its logits the whole row is taken, and the changed row is asked in the same way.
 Log-probabilities are the model's, before rules and temperature, in float64. A token depends on its row of logits, its
 own text, the seed and the position, never on the batch.
 """
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hadron.engine.draw import Chance, drawn, limit
+from hadron.engine.draw import FIRST, FURTHER, Chance, drawn, limit
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
@@ -32,11 +31,27 @@ class Choice:
     logprobs: dict[int, Logprob] | None
 
 
-def needs(params: SamplingParams, vocabulary: int, *, ruled: bool) -> tuple[int, bool]:
-    """How many of a row's likeliest tokens `choose` takes, and whether it takes the log-sum-exp too. ruled: the
-    request changes its logits."""
-    count = limit(params, vocabulary) if params.temperature and not ruled else 1
-    return max(1, count, params.logprobs or 0), params.logprobs is not None
+class Needs(NamedTuple):
+    """Of a row: how many of its tokens, and the temperature of its `log_sum`, None where that is not needed."""
+
+    likeliest: int
+    temperature: float | None
+
+    @classmethod
+    def to_draw(cls, params: SamplingParams, vocabulary: int) -> Needs:
+        """What a draw begins with: everything that may come where `top_k` leaves few, else the likeliest."""
+        most = limit(params, vocabulary)
+        if most == vocabulary > FIRST:
+            return cls(FIRST, params.temperature)
+        return cls(most, None)
+
+    @classmethod
+    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Needs:
+        """What `choose` takes. ruled: the request changes its logits."""
+        draw = cls.to_draw(params, vocabulary) if params.temperature and not ruled else cls(1, None)
+        if params.logprobs is None:
+            return draw
+        return cls(max(draw.likeliest, params.logprobs), 1.0 if draw.temperature is None else draw.temperature)
 
 
 class Asked(NamedTuple):
@@ -58,12 +73,12 @@ class Likeliest(NamedTuple):
 
 def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Likeliest]]:
     """What each request's rows are asked for, under its key, by as few questions as there are kinds of them."""
-    kinds: dict[tuple[int, bool], list[int]] = {}
+    kinds: dict[Needs, list[int]] = {}
     for key, own in asked.items():
-        kinds.setdefault(needs(own.params, logits.vocabulary, ruled=own.ruled), []).append(key)
+        kinds.setdefault(Needs.of(own.params, logits.vocabulary, ruled=own.ruled), []).append(key)
     found: dict[int, list[Likeliest]] = {}
-    for (count, sums), keys in kinds.items():
-        best = logits.best(count, rows=[row for key in keys for row in asked[key].rows], sums=sums)
+    for (count, temperature), keys in kinds.items():
+        best = logits.best(count, rows=[row for key in keys for row in asked[key].rows], temperature=temperature)
         tokens = _tokens(best, [asked[key] for key in keys], logits.vocabulary)
         first = 0
         for key in keys:
@@ -76,21 +91,20 @@ def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Like
 def _tokens(best: Best, asked: Sequence[Asked], vocabulary: int) -> list[int | None]:
     """The tokens of rows that no rule changes and that `best` is enough for."""
     tokens: list[int | None] = best.ids[:, 0].tolist()
-    groups: dict[tuple[int, bool], tuple[list[int], list[Chance]]] = {}
+    groups: dict[Needs, tuple[list[int], list[Chance]]] = {}
     row = 0
     for own in asked:
         for turn in range(len(own.rows)):
-            chance = Chance(own.params, own.seed, own.position + turn)
-            kind = chance.kind(vocabulary)
-            if own.ruled or (own.params.temperature and (not kind[0] or best.faults[row])):
+            if own.ruled or (own.params.temperature and best.faults[row]):
                 tokens[row] = None
             elif own.params.temperature:
-                rows, chances = groups.setdefault(kind, ([], []))
+                rows, chances = groups.setdefault(Needs.to_draw(own.params, vocabulary), ([], []))
                 rows.append(row)
-                chances.append(chance)
+                chances.append(Chance(own.params, own.seed, own.position + turn))
             row += 1
-    for (count, _), (rows, chances) in groups.items():
-        some = drawn(best.ids[rows, :count], best.logits[rows, :count], chances, limited=True)
+    for (count, temperature), (rows, chances) in groups.items():
+        log_sum = None if temperature is None else best.log_sum[rows]
+        some = drawn(best.ids[rows, :count], best.logits[rows, :count], chances, log_sum)
         for row, token in zip(rows, some, strict=True):
             tokens[row] = token
     return tokens
@@ -124,18 +138,24 @@ def choose(
         left = logits.changed(torch.from_numpy(row)[None])
         changed, token = likeliest(left, {0: asked._replace(ruled=False)})[0][0]
         check_finite(left, changed, position)
-    if token is None:
-        values = left.values.cpu().numpy()
-        ids = np.arange(values.shape[1])[None]
-        (token,) = drawn(ids, values, [Chance(params, seed, position)], limited=False)
-    return Choice(token, None if params.logprobs is None else logprobs(logits, best, (token, *also), params.logprobs))
+    count = FIRST
+    while token is None:
+        count *= FURTHER
+        more = left.best(count, temperature=params.temperature)
+        log_sum = more.log_sum if count < left.vocabulary else None
+        (token,) = drawn(more.ids, more.logits, [Chance(params, seed, position)], log_sum)
+    if params.logprobs is None:
+        return Choice(token, None)
+    if Needs.of(params, logits.vocabulary, ruled=rules is not None).temperature != 1.0:
+        best = logits.best(max(1, params.logprobs), temperature=1.0)
+    return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
 
 
 def prompt_logprobs(
     logits: Logits, expected: Sequence[int], most: int, *, position: int
 ) -> Iterator[dict[int, Logprob]]:
     """`logprobs` of each token of a prompt, the first at `position`, from the rows they were expected with."""
-    best = logits.best(most, sums=True)
+    best = logits.best(max(1, most), temperature=1.0)
     for i, token in enumerate(expected):
         row, own = logits.rows(i, i + 1), best.rows(i, i + 1)
         check_finite(row, own, position + i)
@@ -143,8 +163,9 @@ def prompt_logprobs(
 
 
 def logprobs(logits: Logits, best: Best, chosen: Sequence[int], most: int) -> dict[int, Logprob]:
-    """Log-probabilities of the `most` likeliest tokens of a row, best first, and of the chosen. best: with sums."""
-    total = float(best.log_sum_exp[0])
+    """Log-probabilities of the `most` likeliest tokens of a row, best first, and of the chosen. best: at least
+    one, with their `log_sum` at a temperature of 1."""
+    total = float(best.logits[0, 0]) + float(best.log_sum[0])
     listed = zip(best.ids[0].tolist(), best.logits[0].tolist(), strict=True)
     known = {token: Logprob(value - total, rank) for rank, (token, value) in enumerate(listed, 1)}
     unknown = [token for token in dict.fromkeys(chosen) if token not in known]

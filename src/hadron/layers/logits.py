@@ -16,19 +16,19 @@ from hadron.kernels.provider import Provider
 class Best(NamedTuple):
     """The likeliest tokens of each of n rows.
 
-    ids int64, logits float32 [n, count], best first, on a tie the lowest id; log_sum_exp float64 [n], of
-    the whole row, or [0] where it was not asked for; faults int64 [n], how many of its logits are not finite
-    (then nothing else is defined).
+    ids int64, logits float32 [n, count], best first, on a tie the lowest id; log_sum float64 [n], the logarithm of how
+    likely all tokens of the row are together where the likeliest counts as 1, or [0] where no temperature was given;
+    faults int64 [n], how many of its logits are not finite (then nothing else is defined).
     """
 
     ids: NDArray[np.int64]
     logits: NDArray[np.float32]
-    log_sum_exp: NDArray[np.float64]
+    log_sum: NDArray[np.float64]
     faults: NDArray[np.int64]
 
     def rows(self, first: int, end: int) -> Best:
         """Those of some of the rows."""
-        return Best(self.ids[first:end], self.logits[first:end], self.log_sum_exp[first:end], self.faults[first:end])
+        return Best(self.ids[first:end], self.logits[first:end], self.log_sum[first:end], self.faults[first:end])
 
 
 class Logits:
@@ -71,13 +71,15 @@ class Logits:
         """Other rows in place of these."""
         return Logits(values.to(self._held.device), self._best, self._ranks)
 
-    def best(self, count: int, *, rows: Sequence[int] | None = None, sums: bool = False) -> Best:
+    def best(self, count: int, *, rows: Sequence[int] | None = None, temperature: float | None = None) -> Best:
         """The `count` likeliest tokens of each row; all of a smaller vocabulary.
 
-        rows: numbers of those that are asked about, instead of all. sums: with the rows' log-sum-exp.
+        rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`.
         """
         asked = range(self._first, self._end) if rows is None else [self._first + row for row in rows]
-        return Best(*(part.cpu().numpy() for part in self._best(self._held, count, rows=asked, sums=sums)))
+        return Best(
+            *(part.cpu().numpy() for part in self._best(self._held, count, rows=asked, temperature=temperature))
+        )
 
     def ranks(self, ids: torch.Tensor) -> torch.Tensor:
         """Where ids int64 [n, m] stand among all tokens of their row, 1 the likeliest: int64 [n, m]."""

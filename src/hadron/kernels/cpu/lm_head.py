@@ -1,6 +1,6 @@
 """Native `lm_head`: logits from a table of rows that head and embedding share, and what is asked of logits.
 
-A head of its own is a `linear`. The bits of a log-sum-exp depend on its row alone.
+A head of its own is a `linear`. The bits of a sum depend on its row and temperature alone.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ def best(
     count: int,
     *,
     rows: Sequence[int] | None = None,
-    sums: bool = True,
+    temperature: float | None = None,
     threads: int = 1,
     level: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids int64 and logits float32 [n, count] of the largest, log-sum-exp float64 [n], faults int64 [n]; see the
+    """ids int64 and logits float32 [n, count] of the largest, log-sum float64 [n], faults int64 [n]; see the
     definition. Rows are read where they lie."""
     held, size = logits.shape
     count = min(count, size)
     numbers = None if rows is None else array("q", rows)
     n = held if numbers is None else len(numbers)
     ids, values = torch.empty(n, count, dtype=torch.int64), torch.empty(n, count)
-    totals, faults = torch.empty(n if sums else 0, dtype=torch.float64), torch.empty(n, dtype=torch.int64)
+    totals, faults = (
+        torch.empty(0 if temperature is None else n, dtype=torch.float64),
+        torch.empty(n, dtype=torch.int64),
+    )
     extension().best_logits(
         level or current_level(), _address(logits), held, numbers.buffer_info()[0] if numbers else 0, n, size, count,
-        ids.data_ptr(), values.data_ptr(), totals.data_ptr() if sums else 0, faults.data_ptr(), threads,
+        ids.data_ptr(), values.data_ptr(), temperature or 1.0, 0 if temperature is None else totals.data_ptr(),
+        faults.data_ptr(), threads,
     )  # fmt: skip
     return ids, values, totals, faults
 

@@ -21,18 +21,20 @@ def logits(hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def best(
-    logits: torch.Tensor, count: int, *, rows: Sequence[int] | None = None, sums: bool = True
+    logits: torch.Tensor, count: int, *, rows: Sequence[int] | None = None, temperature: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The `count` largest of each row of float32 [n, vocabulary], best first, the lowest id first on a tie.
 
     rows: numbers of the rows that are asked about, instead of all. -> ids int64 and logits float32 [n, count] (all
-    of a smaller vocabulary), log-sum-exp of the whole row float64 [n] (of no row without `sums`), and int64 [n]:
-    how many of its logits are not finite. Where some are not, only that number is defined.
+    of a smaller vocabulary), the log-sum-exp of the whole row's distances from its largest, divided by the temperature,
+    float64 [n] (of no row without one), and int64 [n]: how many of its logits are not finite. Where some are not, only
+    that number is defined.
     """
     if rows is not None:
         logits = logits[list(rows)]
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
-    totals = torch.logsumexp(logits[: None if sums else 0].double(), dim=-1)
+    summed = logits[:0] if temperature is None else logits
+    totals = torch.logsumexp((summed.double() - summed.amax(-1, keepdim=True)) / (temperature or 1.0), dim=-1)
     return ids[:, :count], values[:, :count], totals, (~torch.isfinite(logits)).sum(dim=-1)
 
 
