@@ -300,6 +300,7 @@ def test_bfloat16_is_near_float32(llm: LLM) -> None:
     [({"kernels": "fast"}, "--kernels"), ({"dtype": "float8"}, "--dtype"), ({"threads": 0}, "--threads"),
      ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"), ({"max_model_len": -1}, "--max-model-len"),
      ({"max_num_seqs": None}, "--max-num-seqs"), ({"num_pages": 0}, "--num-pages"),
+     ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes"),
      ({"memory_utilization": 1.5}, "--memory-utilization"), ({"memory_utilization": True}, "--memory-utilization")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], where: str) -> None:
