@@ -269,6 +269,9 @@ def test_what_was_counted() -> None:
     stats = llm.stats
     assert (stats.generated_tokens, stats.prefix_too_short, stats.failures) == (16, 2, 0)
     assert stats.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in ("The river", "b"))
+    before = (stats.prefix_hits, stats.prefix_misses, stats.prefix_too_short)
+    llm.generate({"prompt_token_ids": IDS * 20}, SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert (stats.prefix_hits, stats.prefix_misses, stats.prefix_too_short) == before, "nothing was looked for"
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:

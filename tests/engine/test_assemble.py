@@ -129,7 +129,15 @@ def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
 
 def test_what_only_prompts_hold() -> None:
     tokenizer = Tokenizer.load(RANDOM)
-    words = {tokenizer.token_id(word) for word in ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")}
     plan = make_plan(RANDOM)
-    assert prompt_only_tokens(plan, tokenizer) == (words | {500, 501, 502, 503, 504, 505}) - end_tokens(plan, tokenizer)
+    assert {tokenizer.token_id(word) for word in ("<|user|>", "<|observation|>")} <= end_tokens(plan, tokenizer)
+    words = {
+        tokenizer.token_id(word)
+        for word in (
+            "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|assistant|>", "<tool_response>",
+            "</tool_response>",
+        )
+    }  # fmt: skip
+    assert None not in words
+    assert prompt_only_tokens(plan, tokenizer) == words | {500, 501, 502, 503, 504, 505}
     assert prompt_only_tokens(plan, None) == {500, 501, 502, 503, 504, 505}

@@ -156,6 +156,16 @@ def test_a_shared_beginning_is_taken_from_the_cache(state: bool) -> None:
     finished(shorter, prompt(21), 4)
 
 
+def test_without_prefix_caching_nothing_is_missed() -> None:
+    e = MockEngine(pages=16, budget=64, prefix_caching=False)
+    for text in (prompt(30), prompt(3)):
+        e.add(text)
+        e.run()
+    stats = e.scheduler.stats
+    assert (stats.prefix_hits, stats.prefix_misses, stats.prefix_too_short) == (0, 0, 0)
+    assert stats.prompt_tokens == 33
+
+
 @pytest.mark.parametrize("state", [False, True])
 def test_the_next_turn_has_all_but_its_new_tokens(state: bool) -> None:
     e = MockEngine(pages=32, budget=64, state=state, snapshots=4)

@@ -27,11 +27,12 @@ from hadron.tokenizer import tokenizer as tokenizers
 from hadron.tokenizer.markup import TURNS
 from hadron.tokenizer.tokenizer import Tokenizer
 
-#: Kinds of `<kind>_token_id` in config.json, and markup that opens a text: what only prompts hold.
+#: Kinds of `<kind>_token_id` in config.json, and markup: what only prompts hold. What opens a turn does too, unless it
+#: ends the one before.
 PLACEHOLDERS = (
     "image", "image_start", "image_end", "video", "video_start", "video_end",
 )  # fmt: skip
-OPENINGS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+MARKUP = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<tool_response>", "</tool_response>", *TURNS)
 
 #: What is being done, how far (bytes or steps), of how much.
 Report = Callable[[str, int, int], None]
@@ -91,7 +92,7 @@ def prompt_only_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset
     """Ids that structure a prompt and have no place in an answer, such as placeholders of pictures."""
     assert plan.config is not None
     ids = {plan.facts.config.get(f"{kind}_token_id") for kind in PLACEHOLDERS}
-    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in OPENINGS}
+    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in MARKUP}
     vocabulary = range(plan.config.vocabulary)
     return frozenset(i for i in ids if isinstance(i, int) and i in vocabulary) - end_tokens(plan, tokenizer)
 
