@@ -269,6 +269,9 @@ def test_what_was_counted() -> None:
     stats = llm.stats
     assert (stats.generated_tokens, stats.prefix_too_short, stats.failures) == (16, 2, 0)
     assert stats.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in ("The river", "b"))
+    before = (stats.prefix_hits, stats.prefix_misses, stats.prefix_too_short)
+    llm.generate({"prompt_token_ids": IDS * 20}, SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert (stats.prefix_hits, stats.prefix_misses, stats.prefix_too_short) == before, "nothing was looked for"
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
@@ -300,6 +303,7 @@ def test_bfloat16_is_near_float32(llm: LLM) -> None:
     [({"kernels": "fast"}, "--kernels"), ({"dtype": "float8"}, "--dtype"), ({"threads": 0}, "--threads"),
      ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens"), ({"max_model_len": -1}, "--max-model-len"),
      ({"max_num_seqs": None}, "--max-num-seqs"), ({"num_pages": 0}, "--num-pages"),
+     ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes"),
      ({"memory_utilization": 1.5}, "--memory-utilization"), ({"memory_utilization": True}, "--memory-utilization")],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], where: str) -> None:

@@ -35,7 +35,7 @@ def test_stop_may_be_one_string_or_several() -> None:
         ("prompt_logprobs", -1, "an integer of at least 0, at most 100"),
         ("n", 0, "an integer of at least 1, at most 128"),
         ("min_tokens", 17, "an integer of at least 0, at most 16"),
-        ("repetition_penalty", 0, "a number above 0, at most 100"),
+        ("repetition_penalty", 1e-39, "a number from 0.01 to 100"),
         ("presence_penalty", 3, "a number from -2 to 2"),
         ("frequency_penalty", math.inf, "a number from -2 to 2"),
         ("logit_bias", {"5": 1.0}, "a mapping from token ids to numbers from -100 to 100"),
@@ -58,11 +58,12 @@ def test_values_that_make_no_sense_are_refused_by_name(field: str, value: Any, a
 
 
 def test_defaults_come_from_the_checkpoint_and_yield_to_the_caller() -> None:
-    file = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 20}
-    filled = SamplingParams().with_defaults(file)
-    assert (filled.temperature, filled.top_p, filled.top_k) == (0.7, 0.9, 20)
-    filled = SamplingParams(temperature=0, top_p=1.0).with_defaults(file)
-    assert (filled.temperature, filled.top_p, filled.top_k) == (0, 1.0, 20)
+    file = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_new_tokens": 9}
+    filled = SamplingParams(max_tokens=None).with_defaults(file)
+    assert (filled.temperature, filled.top_p, filled.top_k, filled.min_p) == (0.7, 0.9, 20, 0.1)
+    assert filled.max_tokens == 9
+    filled = SamplingParams(temperature=0, top_p=1.0, min_p=0.0, max_tokens=4).with_defaults(file)
+    assert (filled.temperature, filled.top_p, filled.top_k, filled.min_p, filled.max_tokens) == (0, 1.0, 20, 0.0, 4)
 
 
 def test_without_a_file_everything_is_sampled_as_it_is() -> None:
@@ -76,9 +77,13 @@ def test_do_sample_false_is_greedy() -> None:
 
 
 def test_a_default_that_makes_no_sense_falls_back_and_is_named() -> None:
-    usable, refused = checkpoint_defaults({"temperature": "hot", "top_p": 0.9, "top_k": -7})
-    assert usable == {"temperature": 1.0, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.0}
-    assert [(error.where, error.found) for error in refused] == [("temperature", "'hot'"), ("top_k", "-7")]
+    usable, refused = checkpoint_defaults({"temperature": "hot", "top_p": 0.9, "top_k": -7, "max_new_tokens": 0})
+    assert usable == {
+        "temperature": 1.0, "top_p": 0.9, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": None,
+    }  # fmt: skip
+    assert [(error.where, error.found) for error in refused] == [
+        ("temperature", "'hot'"), ("top_k", "-7"), ("max_new_tokens", "0"),
+    ]  # fmt: skip
     assert listed_end_tokens({"eos_token_id": [1, 2]}) == ([1, 2], None)
     ids, error = listed_end_tokens({"eos_token_id": [1, "x"]})
     assert ids == [] and error is not None and error.accepted == "a token id or a list of them"

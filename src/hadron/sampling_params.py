@@ -12,7 +12,11 @@ from typing import Any
 from hadron.errors import RequestError
 
 #: What a field that may come from the checkpoint is when neither says anything.
-FALLBACKS: dict[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+FALLBACKS: dict[str, float | int | None] = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": None,
+}  # fmt: skip
+#: What such a field is called in `generation_config.json`, where not the same.
+_IN_FILE = {"max_tokens": "max_new_tokens"}
 MOST_LOGPROBS = 100
 MOST_CONTINUATIONS = 128
 
@@ -67,11 +71,12 @@ STRUCTURED = tuple(field.name for field in fields(StructuredOutputsParams))
 class SamplingParams:
     """How to continue one prompt. Raises `RequestError` for values that make no sense.
 
-    max_tokens: most tokens to generate; None goes on until the context is full.
+    max_tokens: most tokens to generate; None takes the file's max_new_tokens, else goes on until the context is full.
     temperature: 0 takes the likeliest token (lowest id on a tie). top_k: of how many tokens to choose
     (0 or -1: all). top_p: of the smallest set with that much probability. min_p: only tokens at least
     this fraction as likely as the likeliest. The order is temperature, top_k, top_p, min_p.
-    repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or text.
+    repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or text. From 0.01 to
+    100: beyond, logits would not stay finite.
     frequency_penalty, presence_penalty: taken from a token's logit for each time it is in the text, or once.
     logit_bias: id -> what is added to its logit.
     seed: with the same one, a token depends on its prefix alone. None draws a fresh one.
@@ -89,7 +94,7 @@ class SamplingParams:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    min_p: float = 0.0
+    min_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -112,7 +117,7 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _integer("top_k", self.top_k, -1, None)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _integer("seed", self.seed, 0, 2**64 - 1)
@@ -156,7 +161,7 @@ class SamplingParams:
 
 def checkpoint_defaults(generation_config: Mapping[str, Any]) -> tuple[dict[str, Any], list[RequestError]]:
     """What a `generation_config.json` makes of the defaults, and why it cannot of some: those fall back."""
-    values = {key: generation_config.get(key) for key in FALLBACKS}
+    values = {key: generation_config.get(_IN_FILE.get(key, key)) for key in FALLBACKS}
     if generation_config.get("do_sample") is False:
         values["temperature"] = 0.0
     usable: dict[str, Any] = dict(FALLBACKS)
@@ -167,7 +172,7 @@ def checkpoint_defaults(generation_config: Mapping[str, Any]) -> tuple[dict[str,
         try:
             SamplingParams(**{key: value})
         except RequestError as error:
-            refused.append(error)
+            refused.append(_refused(_IN_FILE.get(key, key), value, error.accepted))
         else:
             usable[key] = value
     return usable, refused

@@ -76,13 +76,21 @@ def test_the_cache_that_is_asked_for_is_counted_and_named(capsys: Captured) -> N
 
 def test_room_is_what_the_fraction_of_the_memory_leaves(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, rooms = build.make_plan(str(RANDOM)), []
-    memory, tokens = plan.memory, 4000  # fewer than the model's context
-    size = 2 * (memory.weights + memory.state_per_sequence + tokens * memory.cache_per_token)
+    memory = plan.memory
+    size = 2 * (memory.weights + 3 * memory.state_per_sequence + 6400 * memory.cache_per_token)
     monkeypatch.setattr(build, "detect", lambda device: replace(plan.platform, memory=size))
     for part in ("0.5", "1"):
-        assert run(["check", str(RANDOM), "--json", "--memory-utilization", part]) == 0
-        rooms.append(json.loads(capsys.readouterr().out)["memory"]["max_context"])
-    assert rooms == [tokens, 4096]
+        sizes = ["--max-num-seqs", "3", "--no-enable-prefix-caching", "--memory-utilization", part]
+        assert run(["check", str(RANDOM), "--json", *sizes]) == 0
+        found = json.loads(capsys.readouterr().out)["memory"]
+        rooms.append([found[key] for key in ("pages", "states", "snapshots", "max_context")])
+    assert rooms == [[100, 3, 0, 4096], [192, 3, 0, 4096]], "at most what three requests can use"
+    assert run(["check", str(RANDOM), "--kv-cache-memory-bytes", "1500000"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    found = build.make_plan(str(RANDOM), kv_cache_memory_bytes=1_500_000).memory
+    assert f"a request: {found.pages} pages, 16 states, {found.snapshots} snapshots" in shown
+    assert run(["check", str(RANDOM), "--kv-cache-memory-bytes", "1000"]) == 2
+    assert "the bytes for caches do not hold one request" in capsys.readouterr().err
     assert run(["check", str(RANDOM), "--memory-utilization", "1.5"]) == 2
     assert "where:    --memory-utilization\n  found:    1.5" in capsys.readouterr().err
 

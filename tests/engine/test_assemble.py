@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.checkpoint.hub import Hub
 from hadron.checkpoint.source import LocalFolder
 from hadron.engine import assemble as module
 from hadron.engine.assemble import (
-    LEAST_CONTEXT,
     TURNS,
     assemble,
-    cache_sizes,
     end_tokens,
     prompt_only_tokens,
     turn_tokens,
@@ -26,7 +23,6 @@ from hadron.engine.assemble import (
 from hadron.engine.config import EngineConfig
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
-from hadron.preflight.plan import LoadPlan
 from hadron.tokenizer.tokenizer import Tokenizer
 from tests.conftest import RANDOM
 
@@ -95,48 +91,6 @@ def test_a_folder_asks_no_hub() -> None:
     assert hub.downloads == []  # type: ignore[attr-defined]
 
 
-def plan_with(*, room: int, longest: int) -> LoadPlan:
-    """A plan on a machine that has `room` bytes for caches when nine tenths of its memory are used."""
-    plan = make_plan(str(RANDOM))
-    assert plan.config is not None
-    weights = 1000
-    memory = type(plan.memory)(
-        weights=weights, converted=0, cache_per_token=1000, state_per_sequence=0, max_context=0,
-        available=-(-(weights + room) * 10 // 9) if room else 0, cache_dtype="bfloat16",
-    )  # fmt: skip
-    config = dataclasses.replace(plan.config, max_position=longest)  # type: ignore[type-var]
-    return dataclasses.replace(plan, memory=memory, config=config)
-
-
-SPEC = CacheSpec((LayerCache(latent_width=500, kda=(1, 500)),), 1, "bfloat16", 64, "bfloat16")
-STATELESS = CacheSpec((LayerCache(latent_width=500),), 1, "bfloat16", 64, "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("spec", "room", "longest", "options", "expected"),
-    [
-        # 1000 bytes a token: 100 MB are 100,000 tokens of which one request may have 30,000
-        (STATELESS, 100_000_000, 30_000, {}, (30_000, 1563, 0)),
-        (STATELESS, 100_000_000, 30_000, {"max_num_seqs": 2}, (30_000, 938, 0)),
-        (STATELESS, 100_000_000, 30_000, {"memory_utilization": 0.45}, (30_000, 782, 0)),
-        (STATELESS, 100_000_000, 1_000_000, {}, (100_000, 1563, 0)),
-        (STATELESS, 100_000_000, 1_000_000, {"max_model_len": 120_000}, (120_000, 1875, 0)),
-        (STATELESS, 100_000_000, 30_000, {"max_model_len": 40_000}, (30_000, 1563, 0)),
-        (STATELESS, 100_000_000, 30_000, {"num_pages": 7}, (30_000, 7, 0)),
-        (STATELESS, 0, 1_000_000, {"max_num_seqs": 1}, (LEAST_CONTEXT, 64, 0)),
-        (STATELESS, 0, 100, {"max_num_seqs": 1}, (100, 2, 0)),
-        # 1 MB a state: 10 for requests, a quarter of the 90 MB that are left for snapshots, 68 MB for pages
-        (SPEC, 100_000_000, 1_000_000, {"max_num_seqs": 10}, (68_000, 1063, 22)),
-        (SPEC, 100_000_000, 1_000_000, {"max_num_seqs": 10, "enable_prefix_caching": False}, (90_000, 1407, 0)),
-    ],
-)
-def test_caches_are_what_fits(
-    spec: CacheSpec, room: int, longest: int, options: dict[str, Any], expected: tuple[int, int, int]
-) -> None:
-    plan = plan_with(room=room, longest=longest)
-    assert cache_sizes(plan, EngineConfig(**options), spec) == expected
-
-
 def test_caches_that_do_not_fit_are_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("not enough memory: you tried to allocate a lot")
@@ -175,7 +129,15 @@ def test_ends_are_those_of_every_source(tmp_path: Path) -> None:
 
 def test_what_only_prompts_hold() -> None:
     tokenizer = Tokenizer.load(RANDOM)
-    words = {tokenizer.token_id(word) for word in ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")}
     plan = make_plan(RANDOM)
-    assert prompt_only_tokens(plan, tokenizer) == (words | {500, 501, 502, 503, 504, 505}) - end_tokens(plan, tokenizer)
+    assert {tokenizer.token_id(word) for word in ("<|user|>", "<|observation|>")} <= end_tokens(plan, tokenizer)
+    words = {
+        tokenizer.token_id(word)
+        for word in (
+            "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|assistant|>", "<tool_response>",
+            "</tool_response>",
+        )
+    }  # fmt: skip
+    assert None not in words
+    assert prompt_only_tokens(plan, tokenizer) == words | {500, 501, 502, 503, 504, 505}
     assert prompt_only_tokens(plan, None) == {500, 501, 502, 503, 504, 505}

@@ -64,6 +64,14 @@ def test_penalties_are_those_of_the_definition(
         np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("penalty", [0.01, 100.0])
+def test_the_strongest_penalties_leave_logits_finite(penalty: float) -> None:
+    rules = LogitRules(request([0, 1], repetition_penalty=penalty), (), ())
+    row = np.array([3e4, -3e4, 1.0], np.float32)
+    rules.apply(row)
+    assert np.isfinite(row).all() and row[2] == 1
+
+
 def test_no_end_before_the_least_number_of_tokens() -> None:
     r = request([3], min_tokens=2, stop_token_ids=[7], temperature=0)
     rules = LogitRules(r, (), {1})

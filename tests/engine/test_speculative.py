@@ -76,7 +76,11 @@ class Drafter:
 
 def wide(hidden: torch.Tensor) -> Logits:
     """Logits of a larger vocabulary, all different."""
-    return Logits.of((hidden * torch.arange(1, 513) % 521).float(), Provider())
+    return Logits.of(wide_values(hidden), Provider())
+
+
+def wide_values(hidden: torch.Tensor) -> torch.Tensor:
+    return (hidden * torch.arange(1, 513) % 521).float()
 
 
 def right(request: Request, count: int) -> list[int]:
@@ -96,10 +100,12 @@ def speculating(drafts: int, guess: Guess = right, **options: Any) -> tuple[Engi
     return e, model
 
 
-def run(e: Engine, prompt: list[int] = PROMPT, name: str = "r", **params: Any) -> tuple[Any, list[TokenEvent]]:
+def run(
+    e: Engine, prompt: list[int] = PROMPT, name: str = "r", answer: bool = False, **params: Any
+) -> tuple[Any, list[TokenEvent]]:
     filled = SamplingParams(**({"temperature": 0, "ignore_eos": True} | params)).with_defaults({})
     e.check_params(filled)
-    request = e.add(name, e.check_prompt(prompt, "prompt"), filled)
+    request = e.add(name, e.check_prompt(prompt, "prompt"), filled, answer=answer)
     events = []
     while e.has_requests:
         events += e.step()
@@ -208,6 +214,45 @@ def test_br70_a_grammar_sees_what_was_said_before_each_position() -> None:
         model.head = wide
         output, _ = run(e, **params)
         assert output.outputs == expected.outputs
+
+
+@pytest.mark.parametrize("third", ["right", "what the model says without a grammar"])
+@pytest.mark.parametrize("wrong", [1, 2, 9])
+def test_br70_a_thought_may_end_at_the_second_guess(third: str, wrong: int) -> None:
+    """The third is then the first of the grammar, whatever the model would say there without one."""
+    tokenizer = Tokenizer.load(RANDOM)
+    begin, end = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
+    assert begin is not None and end is not None
+    prompt, regex = [*PROMPT, begin], "(yes|no)( and (yes|no)){3}"
+    params = {"max_tokens": 40, "structured_outputs": {"regex": regex}, "ignore_eos": False, "answer": True}
+    options = {"tokenizer": tokenizer, "vocabulary": 512}
+    plain, model = engine(chunk_size=64, max_context=96, **options)
+    model.head = wide
+    thought = run(plain, prompt, max_tokens=2)[0].outputs[0].token_ids
+
+    def ending(hidden: torch.Tensor) -> Logits:
+        values = wide_values(hidden)
+        values[hidden[:, 0] == digest([*prompt, *thought]), end] = 1000
+        return Logits.of(values, Provider())
+
+    model.head = ending
+    expected, _ = run(plain, prompt, **params)
+    known = expected.outputs[0].token_ids
+    assert known[:3] == [*thought, end] and re.fullmatch(regex, tokenizer.decode(known[3:]))
+    free = int(wide_values(torch.tensor([[digest([*prompt, *known[:3]])]], dtype=torch.float64)).argmax())
+    assert free != known[3], "the grammar has something to forbid"
+    guessed = known if third == "right" else [*known[:3], free, *known[4:]]
+
+    def guess(r: Request, count: int) -> list[int]:
+        at = len(r.output_token_ids)
+        return [(t + (i >= wrong)) % 512 for i, t in enumerate([*guessed, *range(9)][at : at + count])]
+
+    e, model = speculating(3, guess, **options)
+    model.head = ending
+    output, _ = run(e, prompt, **params)
+    assert output.outputs == expected.outputs
+    if wrong == 9:
+        assert e.stats.accepted_by_position[1] >= 1, "the tag was among the guesses that were right"
 
 
 @pytest.mark.parametrize("budget", [1, 2, 6, 9, 40])

@@ -2,13 +2,14 @@
 
 Through `LLM` on the native kernels, for a checkpoint of each family: greedy and seeded tokens and every
 log-probability are the same alone, batched with anything, at any number of tokens in a step, after a prefix was
-found, after preemption and on any number of threads. The indexers leave positions out, and prompts cross pages.
+found (in memory or on disk), after preemption and on any number of threads. The indexers leave positions out, and prompts cross pages.
 """
 
 from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,15 @@ def test_after_a_prefix_was_found(name: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_after_a_prefix_was_found_on_disk(name: str, tmp_path: Path) -> None:
+    """By a process that never computed it, whose steps are of another size."""
+    same(run(load(name, prefix_cache_dir=tmp_path), ALL), name)
+    later = run(load(name, prefix_cache_dir=tmp_path, max_num_batched_tokens=33), ALL)
+    same(later, name)
+    assert sum(output.num_cached_tokens > 0 for output in later.values()) >= 4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("caching", [False, True])
 def test_after_preemption(name: str, caching: bool) -> None:
     llm = load(name, num_pages=6, max_num_batched_tokens=40, enable_prefix_caching=caching)
@@ -171,19 +181,45 @@ def test_logits_of_a_text_are_those_that_chose_its_tokens(name: str) -> None:
     assert rows.argmax(-1).tolist() == tokens
 
 
+REFERENCE = {"kernels": "reference", "dtype": "float32"}
+
+
+def nearly(outputs: dict[int, Any], expected: dict[int, Any]) -> None:
+    """The same tokens, and log-probabilities within 1e-5."""
+    for i, output in outputs.items():
+        ours, theirs = output.outputs[0], expected[i].outputs[0]
+        assert ours.token_ids == theirs.token_ids, f"request {i}"
+        for own, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert list(own) == list(other)
+            assert [entry.logprob for entry in own.values()] == pytest.approx(
+                [entry.logprob for entry in other.values()], rel=1e-5, abs=1e-5
+            )
+
+
+def reference_alone(name: str, order: list[int]) -> dict[int, Any]:
+    llm = load(name, **REFERENCE, max_num_seqs=1, enable_prefix_caching=False)
+    return {i: run(llm, [i])[i] for i in order}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_reference_kernels_repeat_themselves_nearly(name: str) -> None:
-    """1e-5 of the largest, alone and together, at two sizes of a step."""
+def test_reference_kernels_repeat_themselves_nearly(name: str, tmp_path: Path) -> None:
+    """1e-5 of the largest: alone and together, in pieces, on more threads, after a prefix was found, on disk too."""
     few = [1, 3, 4]
-    options = {"kernels": "reference", "dtype": "float32"}
-    first = run(load(name, **options, max_num_seqs=1, enable_prefix_caching=False), few)
-    llm = load(name, **options, max_num_batched_tokens=20)
-    for _ in range(2):
-        for i, output in run(llm, few).items():
-            expected = first[i].outputs[0]
-            assert output.outputs[0].token_ids == expected.token_ids
-            for ours, theirs in zip(output.outputs[0].logprobs, expected.logprobs, strict=True):
-                assert list(ours) == list(theirs)
-                assert [entry.logprob for entry in ours.values()] == pytest.approx(
-                    [entry.logprob for entry in theirs.values()], rel=1e-5, abs=1e-5
-                )
+    expected = reference_alone(name, few)
+    for options in ({"max_num_batched_tokens": 20, "prefix_cache_dir": tmp_path}, {"threads": 3}):
+        llm = load(name, **REFERENCE, **options)
+        for _ in range(2):
+            again = run(llm, few)
+            nearly(again, expected)
+        assert sum(output.num_cached_tokens > 0 for output in again.values()) == 2
+    later = run(load(name, **REFERENCE, prefix_cache_dir=tmp_path), few)
+    nearly(later, expected)
+    assert sum(output.num_cached_tokens > 0 for output in later.values()) == 2, "found on disk"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reference_kernels_repeat_themselves_nearly_after_preemption(name: str) -> None:
+    order = [8, 9]
+    outputs = run(load(name, **REFERENCE, num_pages=4, max_num_batched_tokens=40), order)
+    assert sum(output.num_preemptions for output in outputs.values()) >= 1
+    nearly(outputs, reference_alone(name, order))

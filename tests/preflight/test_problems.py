@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from hadron.errors import UsageError
-from hadron.preflight.build import Wishes, make_plan, plan_facts
+from hadron.preflight.build import make_plan, plan_facts
 from hadron.preflight.plan import LoadPlan
+from hadron.preflight.wishes import Wishes
 from hadron.problems import Problem
 from tests.conftest import DATA
 from tests.tiny.draft import Draft
@@ -267,17 +268,18 @@ def test_weights_beyond_the_memory_are_a_warning(fp8: Draft, tmp_path: Path) -> 
     tight = plan_facts(plan.facts, Wishes(), small)
     warning = only(tight, "HC503")
     assert tight.ok and "accepted up to 0.0 GB on a small machine" in warning.message and "disk" in warning.hint
-    assert 0 < tight.memory.max_context < 4096, "mapped weights give way to caches"
+    assert (tight.memory.max_context, tight.memory.pages) == (4096, 64), "so much is always offered"
 
 
 def test_the_room_for_caches_is_the_fraction_that_was_asked_for(fp8: Draft, tmp_path: Path) -> None:
     memory = make_plan(fp8.write(tmp_path)).memory
-    tokens = 4000  # fewer than the model's context
+    tokens = 6400  # more than one request may have
     size = 2 * (memory.weights + memory.state_per_sequence + tokens * memory.cache_per_token)
     plan = make_plan(tmp_path)
     machine = type(plan.platform)("cpu", "cpu", "a machine", 2, size, (), ("reference",), 1)
     found = [plan_facts(plan.facts, Wishes(memory_utilization=part), machine).memory for part in (0.5, 1.0)]
-    assert [each.max_context for each in found] == [tokens, 4096]
+    assert found[0].pages == 100
+    assert found[1].pages == -(-(size - memory.weights) // memory.cache_per_token // 64)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.01, float("nan")])

@@ -89,7 +89,7 @@ class Plans:
             "parameters": sum(report.parameters(m) for m in self.modules), "bytes": self.end,
             "mtp": MtpPlan(False, None, False, "the configuration declares none"), "vision_present": False,
             "attention": AttentionPlan("reference", "mqa", ("`cpu` is not built",)),
-            "memory": MemoryPlan(self.end, 0, 1152, 4_000_000, 4096, 64_000_000_000, "bfloat16"), "platform": PLATFORM,
+            "memory": MemoryPlan(self.end, 0, 1152, 4_000_000, 4096, 64, 16, 9, 64_000_000_000, "bfloat16"), "platform": PLATFORM,
         }  # fmt: skip
         return LoadPlan(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -152,7 +152,8 @@ def test_the_machine_stands_on_a_line_of_its_own(plans: Plans) -> None:
     assert memory in lines
     machine = [line for line in lines if "Fictional" in line or "64.0 GB" in line or "4,096" in line]
     level = native.level_name() if native.levels() else "no native kernels"
-    assert machine == [f"machine    cpu, Fictional CPU, 8 cores, {level}, 64.0 GB memory, room for 4,096 tokens"]
+    assert machine[0].startswith(f"machine    cpu, Fictional CPU, 8 cores, {level}, 64.0 GB memory, ")
+    assert "room for 4,096 tokens a request: 64 pages, 16 states, 9 snapshots" in " ".join(" ".join(lines).split())
     two = replace(plans.plan(), platform=msgspec.structs.replace(PLATFORM, nodes=2))
     assert any(f"Fictional CPU, 8 cores on 2 NUMA nodes, {level}" in line for line in text(two))
 
@@ -163,7 +164,7 @@ def test_converted_weights_are_told(plans: Plans) -> None:
         {"weight": (".weight", "I32", (128, 8)), "scale": (".weight_scale", "F32", (64, 4))},
         storage=Storage(Packing.INT4_COLUMNS),
     )  # fmt: skip
-    plan = plans.plan(memory=MemoryPlan(22_000, 5_120, 1152, 0, 64, 10**9, "bfloat16"))
+    plan = plans.plan(memory=MemoryPlan(22_000, 5_120, 1152, 0, 64, 1, 16, 0, 10**9, "bfloat16"))
     assert any("weights 22.0 kB (5.12 kB of it converted at load)" in line for line in text(plan))
     (kernel,) = (
         line.text for line in report.details(plan, report.select(plan, "*.1.mlp.up_proj")) if "kernel" in line.text
@@ -289,7 +290,7 @@ def test_json_holds_the_documented_keys_and_values(plans: Plans) -> None:
     assert value["attention"] == {"backend": "reference", "prefill_path": "mqa", "reasons": ["`cpu` is not built"]}
     assert value["memory"] == {
         "weights": 17184, "cache_per_token": 1152, "state_per_sequence": 4000000, "max_context": 4096,
-        "cache_dtype": "bfloat16",
+        "pages": 64, "states": 16, "snapshots": 9, "cache_dtype": "bfloat16",
     }  # fmt: skip
 
 

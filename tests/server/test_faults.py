@@ -86,7 +86,7 @@ async def storm(url: str, clients: int, seconds: float, seed: int) -> dict[Any, 
 
 def suffer(clients: int, seconds: float) -> None:
     engine = {"num_pages": PAGES, "max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 128}
-    with running(engine=engine, max_queue=clients // 2) as server:
+    with running(engine=engine, max_queue=4 * clients) as server:
         slots = server.worker.load.free_slots
         before = golden(server)
         asyncio.run(storm(server.url, clients, seconds / 2, 1))
@@ -99,7 +99,7 @@ def suffer(clients: int, seconds: float) -> None:
         assert psutil.Process().memory_info().rss - memory < 64 << 20
         assert server.worker.stats.preemptions > 0
         assert seen[200] > 5 and seen["left"] > 5 and seen.get(400, 0) > 0, seen
-        assert not set(seen) - {200, 400, 429, "left"}, seen
+        assert not set(seen) - {200, 400, "left"}, "all of them were in the server at a time"
         assert server.worker.load.pages_used == 0
         kept = len(server.service.model.engine._runner.manager.prefixes)  # states for later prompts
         assert server.worker.load.free_slots + kept == slots
@@ -111,6 +111,6 @@ def test_clients_that_leave_take_nothing_with_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_two_hundred_clients_for_two_minutes() -> None:
     suffer(200, 120)

@@ -29,6 +29,9 @@ THOUSANDS = {
     "/detokenize": (200, 200),
 }
 
+#: paths without a body; of the last, names that are no model's
+READ = ("/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/{name}")
+
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
@@ -38,13 +41,13 @@ def small() -> Iterator[Server]:
         until(lambda: idle(made), 60)
 
 
-def statuses(server: Server, path: str, mode: GenerationMode, examples: int) -> Counter[int]:
+def statuses(server: Server, path: str, mode: GenerationMode, examples: int, method: str = "POST") -> Counter[int]:
     """What a server answers to generated requests; every answer is JSON or events, and errors say something."""
     schema = schemathesis.openapi.from_dict(httpx.get(f"{server.url}/openapi.json").json())
     seen: Counter[int] = Counter()
     with httpx.Client(base_url=server.url, timeout=60) as http:
 
-        @given(case=schema[path]["POST"].as_strategy(generation_mode=mode))
+        @given(case=schema[path][method].as_strategy(generation_mode=mode))
         @settings(
             max_examples=examples, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
@@ -56,7 +59,7 @@ def statuses(server: Server, path: str, mode: GenerationMode, examples: int) -> 
                 body["content"] = body.pop("data")
             headers = {str(key): str(value) for key, value in (prepared.get("headers") or {}).items()}
             try:
-                answer = http.request(case.method, path, headers=headers, **body)
+                answer = http.request(case.method, prepared["url"], headers=headers, **body)
             except (UnicodeEncodeError, TypeError, ValueError):
                 return  # httpx itself cannot send it
             seen[answer.status_code] += 1
@@ -76,9 +79,16 @@ def test_no_request_makes_the_server_fail(small: Server, path: str, mode: Genera
     assert mode is not GenerationMode.NEGATIVE or max(seen) >= 400
 
 
-def test_all_paths_that_take_a_body_are_tried(small: Server) -> None:
+@pytest.mark.parametrize("path", READ)
+def test_nothing_that_is_read_makes_the_server_fail(small: Server, path: str) -> None:
+    seen = statuses(small, path, GenerationMode.POSITIVE, 12, "GET")
+    assert set(seen) == ({404} if "{" in path else {200})
+
+
+def test_all_paths_are_tried(small: Server) -> None:
     paths = httpx.get(f"{small.url}/openapi.json").json()["paths"]
     assert set(THOUSANDS) == {path for path, methods in paths.items() if "post" in methods}
+    assert set(READ) == {path for path, methods in paths.items() if "get" in methods}
 
 
 @pytest.mark.slow

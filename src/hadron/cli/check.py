@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hadron.cache.spec import KV_CACHE_DTYPES
+from hadron.cli.options import plan_options
 from hadron.engine.config import MOST_DRAFTS
 from hadron.errors import HadronError, UsageError
 
@@ -58,24 +58,10 @@ def _usage_error(error: click.UsageError, given: Sequence[str]) -> UsageError:
 )  # fmt: skip
 @click.option("--data", is_flag=True, help="Also read every byte, and name tensors with NaN or bad scales.")
 @click.option(
-    "--kernels", type=click.Choice(["auto", "cpu", "reference", "triton"]), default="auto", show_default=True,
-    help="Which kernels to plan with.",
-)  # fmt: skip
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where the model is to run."
-)
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
-    help="What to keep latents in; auto: bfloat16, as activations.",
-)  # fmt: skip
-@click.option(
-    "--memory-utilization", type=float, default=0.9, show_default=True,
-    help="Fraction of the memory for weights and caches, for how many tokens there is room.",
-)  # fmt: skip
-@click.option(
     "--num-speculative-tokens", type=click.IntRange(0, MOST_DRAFTS), metavar="K", default=0,
     help="Plan for the multi-token-prediction layer to guess K tokens ahead.",
 )  # fmt: skip
+@plan_options
 def command(model: str, as_json: bool, pattern: str | None, data: bool, **wishes: Any) -> int:
     """Say how every tensor of MODEL will be used, and everything that is wrong with it.
 

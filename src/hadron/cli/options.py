@@ -149,8 +149,8 @@ def _stacked(decorators: list[Callable[[F], F]], function: F) -> F:
     return function
 
 
-def engine_options(function: F) -> F:
-    """The fields of `EngineConfig`."""
+def plan_options(function: F) -> F:
+    """The fields of `Wishes` but for drafting, which a plan and an engine are asked for in different words."""
     group = "How to run it"
     return _stacked(
         [
@@ -160,21 +160,34 @@ def engine_options(function: F) -> F:
                 "kv_cache_dtype", KV_CACHE_DTYPES, "Of the latents in the cache; auto: as activations.",
             ),
             _choice("device", engine.DEVICES, "Where weights and caches are."),
+            _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
+            option("--max-model-len", type=int, group=group,
+                   help="Most tokens of one request.  [default: what fits, at most the model's]"),
+            _number("max_num_seqs", int, "Most requests that run at a time."),
+            option("--num-pages", type=int, group=group,
+                   help="Pages of 64 tokens in the cache.  [default: what --memory-utilization leaves]"),
+            _number("memory_utilization", float, "Fraction of the memory for weights and caches."),
+            option("--kv-cache-memory-bytes", type=int, group=group,
+                   help="Bytes of all caches, in place of that fraction."),
+            option("--enable-prefix-caching/--no-enable-prefix-caching", default=_DEFAULTS.enable_prefix_caching,
+                   show_default=True, group=group, help="Take the beginnings of prompts from the cache."),
+        ],
+        function,
+    )  # fmt: skip
+
+
+def engine_options(function: F) -> F:
+    """The fields of `EngineConfig`."""
+    group = "How to run it"
+    return _stacked(
+        [
+            plan_options,
             option("--threads", type=int, group=group, help="Threads to compute with.  [default: torch's choice]"),
             _choice(
                 "activation_quantization", engine.ACTIVATION_QUANTIZATION,
                 "declared: emulate what the checkpoint declares for activations.",
             ),
-            _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
-            option("--max-model-len", type=int, group=group,
-                   help="Most tokens of one request.  [default: what fits, at most the model's]"),
             _number("max_num_batched_tokens", int, "Most tokens of one step, of all requests."),
-            _number("max_num_seqs", int, "Most requests that run at a time."),
-            option("--num-pages", type=int, group=group,
-                   help="Pages of 64 tokens in the cache.  [default: what --memory-utilization leaves]"),
-            _number("memory_utilization", float, "Fraction of the memory for weights and caches."),
-            option("--enable-prefix-caching/--no-enable-prefix-caching", default=_DEFAULTS.enable_prefix_caching,
-                   show_default=True, group=group, help="Take the beginnings of prompts from the cache."),
             option("--prefix-cache-dir", metavar="DIR", group=group,
                    help="Keep the beginnings of prompts in this folder, for later runs."),
             _number("prefix_cache_bytes", int, "Most bytes in that folder for one model and set of options."),
@@ -207,8 +220,8 @@ def sampling_options(function: F) -> F:
                    help="Choose from the smallest set with this probability." + own.format("1")),
             option("--top-k", type=int, group=group,
                    help="Choose from this many tokens; 0: all." + own.format("0")),
-            option("--min-p", type=float, default=0.0, show_default=True, group=group,
-                   help="Only tokens at least this fraction as likely as the likeliest."),
+            option("--min-p", type=float, group=group,
+                   help="Only tokens at least this fraction as likely as the likeliest." + own.format("0")),
             option("--repetition-penalty", type=float, group=group,
                    help="Make tokens of prompt and text less likely, above 1." + own.format("1")),
             option("--frequency-penalty", type=float, default=0.0, show_default=True, group=group,

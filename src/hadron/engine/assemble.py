@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,24 +21,18 @@ from hadron.engine.prefix_store import DiskPrefixes
 from hadron.engine.runner import Runner
 from hadron.errors import CapacityError, PlanError
 from hadron.preflight.build import make_plan
-from hadron.preflight.memory import cache_room
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import listed_end_tokens
 from hadron.tokenizer import tokenizer as tokenizers
 from hadron.tokenizer.markup import TURNS
 from hadron.tokenizer.tokenizer import Tokenizer
 
-#: Tokens of context that are always offered, also where the weights alone exceed the memory.
-LEAST_CONTEXT = 4096
-#: Of the memory for caches, the part in which states are kept for later requests, where a model has states.
-SNAPSHOT_SHARE = 0.25
-#: More snapshots than this are never kept.
-MOST_SNAPSHOTS = 512
-#: Kinds of `<kind>_token_id` in config.json, and markup that opens a text: what only prompts hold.
+#: Kinds of `<kind>_token_id` in config.json, and markup: what only prompts hold. What opens a turn does too, unless it
+#: ends the one before.
 PLACEHOLDERS = (
     "image", "image_start", "image_end", "video", "video_start", "video_end",
 )  # fmt: skip
-OPENINGS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+MARKUP = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<tool_response>", "</tool_response>", *TURNS)
 
 #: What is being done, how far (bytes or steps), of how much.
 Report = Callable[[str, int, int], None]
@@ -79,18 +74,7 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
 
 
 def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> LoadPlan:
-    plan = make_plan(
-        model,
-        kernels=config.kernels,
-        device=config.device,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        mla_prefill=config.mla_prefill,
-        memory_utilization=config.memory_utilization,
-        num_speculative_tokens=config.num_speculative_tokens,
-        hub=hub,
-        progress=report,
-    )
+    plan = make_plan(model, **asdict(config.wishes), hub=hub, progress=report)
     if not plan.ok:
         raise PlanError(plan.model, plan.errors, config.flags)
     return plan
@@ -108,7 +92,7 @@ def prompt_only_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset
     """Ids that structure a prompt and have no place in an answer, such as placeholders of pictures."""
     assert plan.config is not None
     ids = {plan.facts.config.get(f"{kind}_token_id") for kind in PLACEHOLDERS}
-    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in OPENINGS}
+    ids |= set() if tokenizer is None else {tokenizer.token_id(word) for word in MARKUP}
     vocabulary = range(plan.config.vocabulary)
     return frozenset(i for i in ids if isinstance(i, int) and i in vocabulary) - end_tokens(plan, tokenizer)
 
@@ -118,31 +102,6 @@ def turn_tokens(tokenizer: Tokenizer | None) -> frozenset[int]:
     if tokenizer is None:
         return frozenset()
     return frozenset(token for word in TURNS if (token := tokenizer.token_id(word)) is not None)
-
-
-class CacheSizes(NamedTuple):
-    """num_pages: of the spec's page size. prefix_snapshots: states kept for later requests."""
-
-    max_model_len: int
-    num_pages: int
-    prefix_snapshots: int
-
-
-def cache_sizes(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> CacheSizes:
-    """What was asked for, else what `memory_utilization` leaves beside the weights; at most what can be used."""
-    assert plan.config is not None
-    room = cache_room(plan.memory.weights, plan.memory.converted, plan.memory.available, config.memory_utilization)
-    room = max(0, room - config.max_num_seqs * spec.bytes_per_sequence)
-    snapshots = 0
-    if config.enable_prefix_caching and spec.has_state:
-        snapshots = min(MOST_SNAPSHOTS, int(SNAPSHOT_SHARE * room) // max(1, spec.bytes_per_sequence))
-        room -= snapshots * spec.bytes_per_sequence
-    fits = max(LEAST_CONTEXT, room // max(1, spec.bytes_per_token))
-    longest = min(config.max_model_len or fits, plan.config.max_position)
-    if config.num_pages is not None:
-        return CacheSizes(longest, config.num_pages, snapshots)
-    tokens = min(max(fits, longest), config.max_num_seqs * longest)
-    return CacheSizes(longest, -(-tokens // spec.page_size), snapshots)
 
 
 def _store(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> Callable[[Pages, States], PrefixStore] | None:
@@ -156,28 +115,29 @@ def _store(plan: LoadPlan, config: EngineConfig, spec: CacheSpec) -> Callable[[P
 
 def _runner(built: Built, plan: LoadPlan, config: EngineConfig) -> Runner:
     assert plan.config is not None
-    drafting = built.mtp is not None
-    spec = cache_spec(plan.config, dtype=config.dtype, latents=plan.memory.cache_dtype, drafting=drafting)
-    sizes = cache_sizes(plan, config, spec)
+    memory = plan.memory
+    spec = cache_spec(plan.config, dtype=config.dtype, latents=memory.cache_dtype, drafting=built.mtp is not None)
     try:
         return Runner(
             built.model,
             spec,
-            max_num_seqs=config.max_num_seqs,
+            max_model_len=memory.max_context,
+            max_num_seqs=memory.states,
+            num_pages=memory.pages,
+            prefix_snapshots=memory.snapshots,
             debug_nonfinite=config.debug_nonfinite,
             store=_store(plan, config, spec),
             mtp=built.mtp,
             drafts=plan.mtp.drafts,
-            **sizes._asdict(),
         )
     except RuntimeError as error:  # what torch's allocators raise
-        slots = config.max_num_seqs + sizes.prefix_snapshots
-        asked = sizes.num_pages * spec.bytes_per_page + slots * spec.bytes_per_sequence
+        slots = memory.states + memory.snapshots
+        asked = memory.pages * spec.bytes_per_page + slots * spec.bytes_per_sequence
         raise CapacityError(
             "there is no memory for the caches",
-            where=f"{sizes.num_pages} pages of {spec.page_size} tokens and {slots} states",
+            where=f"{memory.pages} pages of {spec.page_size} tokens and {slots} states",
             found=f"{asked:,} bytes asked for: {error}"[:300],
-            accepted=f"about {plan.memory.max_context} tokens by the plan",
-            hint="give a smaller --max-model-len, --num-pages or --max-num-seqs (max_model_len=, num_pages=, "
-            "max_num_seqs=)",
+            accepted="what the allocator has",
+            hint="give a smaller --kv-cache-memory-bytes, --max-model-len, --num-pages or --max-num-seqs "
+            "(kv_cache_memory_bytes=, max_model_len=, num_pages=, max_num_seqs=)",
         ) from error

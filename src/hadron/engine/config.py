@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hadron.cache.spec import KV_CACHE_DTYPES
-from hadron.errors import UsageError
 from hadron.platforms import numa
+from hadron.preflight.wishes import Wishes, refused, whole_number
 
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("cpu", "cuda")
@@ -38,6 +38,7 @@ class EngineConfig:
     max_num_seqs: most requests that run at a time; others wait.
     num_pages: pages of 64 tokens in the cache; None takes what memory_utilization leaves.
     memory_utilization: the fraction of the machine's memory that weights and caches may take.
+    kv_cache_memory_bytes: bytes of all caches together, states and snapshots too, in place of that fraction.
     enable_prefix_caching: take the beginning of a prompt from the cache where an earlier request had it.
     prefix_cache_dir: a folder in which prefixes outlive the process; only its owner should read it.
     prefix_cache_bytes: most bytes there of one model with one set of options.
@@ -62,6 +63,7 @@ class EngineConfig:
     max_num_seqs: int = 16
     num_pages: int | None = None
     memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     prefix_cache_dir: str | os.PathLike[str] | None = None
     prefix_cache_bytes: int = 16 << 30
@@ -75,6 +77,11 @@ class EngineConfig:
     def num_speculative_tokens(self) -> int:
         """Tokens to guess in a step; 0 for none."""
         return 0 if self.speculative_config is None else int(self.speculative_config["num_speculative_tokens"])
+
+    @property
+    def wishes(self) -> Wishes:
+        """What a plan is asked for."""
+        return Wishes(**{field.name: getattr(self, field.name) for field in fields(Wishes)})
 
     @property
     def flags(self) -> str:
@@ -93,33 +100,22 @@ class EngineConfig:
         }  # fmt: skip
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
-                raise _refused(name, getattr(self, name), ", ".join(accepted))
-        for name in (
-            "threads",
-            "max_model_len",
-            "num_pages",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "prefix_cache_bytes",
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("threads", "max_model_len", "num_pages"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise _refused(name, value, "a whole number of at least 1, or nothing")
+                raise refused(name, getattr(self, name), ", ".join(accepted))
+        if self.threads is not None:
+            whole_number("threads", self.threads)
+        whole_number("max_num_batched_tokens", self.max_num_batched_tokens)
+        whole_number("prefix_cache_bytes", self.prefix_cache_bytes)
         if not isinstance(self.prefix_cache_dir, str | os.PathLike | None) or self.prefix_cache_dir == "":
-            raise _refused("prefix_cache_dir", self.prefix_cache_dir, "the name of a folder, or nothing")
-        used = self.memory_utilization
-        if not isinstance(used, int | float) or isinstance(used, bool) or not 0 < used <= 1:
-            raise _refused("memory_utilization", used, "a number above 0, at most 1")
+            raise refused("prefix_cache_dir", self.prefix_cache_dir, "the name of a folder, or nothing")
         if not isinstance(self.numa, str) or not numa.is_word(self.numa):
-            raise _refused("numa", self.numa, numa.ACCEPTED)
+            raise refused("numa", self.numa, numa.ACCEPTED)
         self._check_speculation()
+        _ = self.wishes  # which refuse sizes that make no sense
         if self.device != "cpu":
             for name, unused in {"prefault": (False,), "mlock": (False,), "numa": ("auto", "none")}.items():
                 if getattr(self, name) not in unused:
                     nothing = "nothing with --device cuda: the weights are copied to the device"
-                    raise _refused(name, getattr(self, name), nothing)
+                    raise refused(name, getattr(self, name), nothing)
 
     def _check_speculation(self) -> None:
         wanted = self.speculative_config
@@ -127,17 +123,7 @@ class EngineConfig:
             return
         keys = {"method", "num_speculative_tokens"}
         if not isinstance(wanted, Mapping) or set(wanted) != keys or wanted["method"] != "mtp":
-            raise _refused("speculative_config", wanted, _SPECULATIVE)
+            raise refused("speculative_config", wanted, _SPECULATIVE)
         count = wanted["num_speculative_tokens"]
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_DRAFTS:
-            raise _refused("speculative_config", wanted, _SPECULATIVE)
-
-
-def _refused(name: str, value: object, accepted: str) -> UsageError:
-    return UsageError(
-        "An option cannot be used as given",
-        where=f"--{name.replace('_', '-')}",
-        found=repr(value),
-        accepted=accepted,
-        hint="see `hadron generate --help`",
-    )
+            raise refused("speculative_config", wanted, _SPECULATIVE)

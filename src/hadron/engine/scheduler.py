@@ -245,12 +245,16 @@ class Scheduler:
 
     def _match(self, entry: _Entry) -> PrefixMatch:
         request = entry.request
-        if not self._prefix_caching or not request.reusable_tokens:
+        if not self._reusable(request):
             return PrefixMatch()
         size = self._manager.spec.page_size
         if len(entry.hashes) < request.num_tokens // size:
             extend_hashes(entry.hashes, request.token_ids, size)
         return self._manager.match(entry.hashes, request.reusable_tokens)
+
+    def _reusable(self, request: Request) -> int:
+        """How long a beginning of the request is looked for in the cache."""
+        return request.reusable_tokens if self._prefix_caching else 0
 
     def _start(self, entry: _Entry, match: PrefixMatch) -> None:
         request = entry.request
@@ -265,7 +269,9 @@ class Scheduler:
             entry.places = [place for place in found if place > cache.tokens]
         if request.num_preemptions == 0:
             request.num_cached_tokens = cache.tokens
-            self.stats.admitted(request.num_prompt_tokens, cache.tokens, self._manager.spec.page_size)
+            self.stats.admitted(
+                request.num_prompt_tokens, cache.tokens, self._reusable(request), self._manager.spec.page_size
+            )
         insort(self._running, entry, key=_ORDER)
 
     def _share_out(self) -> dict[_Entry, int]:

@@ -21,7 +21,8 @@ class Stats:
     """Since the engine began. Token counts of prompts are those of first admissions, not of preempted ones.
 
     prefix_hits, prefix_misses: requests that found some of their prompt in the cache, or nothing.
-    prefix_too_short: requests whose prompt could not have found anything, having no whole page to share.
+    prefix_too_short: requests whose prompt could not have found anything, having no whole page to share. Requests that
+    take nothing from the cache (`prompt_logprobs`, no prefix caching) are none of these.
     drafts: times that guesses of a request were checked; draft_tokens: how many tokens these were,
     accepted_tokens: how many were right; accepted_by_position: the same for the first of a draft, the second, ...
     """
@@ -49,13 +50,15 @@ class Stats:
         for position in range(accepted):
             self.accepted_by_position[position] += 1
 
-    def admitted(self, prompt: int, cached: int, page_size: int) -> None:
-        """A request with a prompt of so many tokens begins, `cached` of them found."""
+    def admitted(self, prompt: int, cached: int, reusable: int, page_size: int) -> None:
+        """A request with a prompt of so many tokens begins, `cached` found of `reusable` that were looked for."""
         self.prompt_tokens += prompt
         self.cached_tokens += cached
+        if not reusable:
+            return
         if cached:
             self.prefix_hits += 1
-        elif prompt <= page_size:
+        elif reusable <= page_size:
             self.prefix_too_short += 1
         else:
             self.prefix_misses += 1

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from hadron.attention.select import AttentionNeeds, select, selection_budget
-from hadron.cache.spec import latent_dtype
 from hadron.checkpoint.facts import Facts, read_facts
 from hadron.checkpoint.formats import parse_rules
 from hadron.checkpoint.formats.base import Rules
 from hadron.checkpoint.garbage import paused_gc
 from hadron.checkpoint.resolve import Resolver
-from hadron.errors import UsageError
 from hadron.kernels import select as kernels_select
 from hadron.kernels.select import KernelChoice, Refusal
 from hadron.models.inventory import LINEAR_KINDS, ModuleKind, ModuleSpec, Section, Split
@@ -27,8 +24,9 @@ from hadron.models.registry import FAMILIES, ConfigModule, Family, FamilyConfig
 from hadron.platforms import detect
 from hadron.platforms.base import Platform
 from hadron.preflight.findings import PlanFindings
-from hadron.preflight.memory import UTILIZATION, plan_memory, tensor_bytes
+from hadron.preflight.memory import plan_memory, tensor_bytes
 from hadron.preflight.plan import AttentionPlan, LoadPlan, ModulePlan, runs
+from hadron.preflight.wishes import Wishes
 from hadron.problems import Problem, problem
 from hadron.quantization.scheme import BF16, QuantizationScheme
 from hadron.sampling_params import checkpoint_defaults, listed_end_tokens
@@ -57,38 +55,6 @@ OPERATIONS: dict[ModuleKind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the user asks of a plan, as the flags say it.
-
-    kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`,
-    `mqa` or `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`. memory_utilization: the fraction of the
-    memory for weights and caches, above 0 and at most 1, or `UsageError`. num_speculative_tokens: how many
-    tokens the multi-token-prediction layer is to guess in a step, 0 for none.
-    """
-
-    kernels: str = "auto"
-    device: str = "cpu"
-    dtype: str = "bfloat16"
-    mla_prefill: str = "auto"
-    kv_cache_dtype: str = "auto"
-    memory_utilization: float = UTILIZATION
-    num_speculative_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_utilization <= 1:
-            raise UsageError(
-                "A fraction of the memory cannot be used", where="--memory-utilization",
-                found=repr(self.memory_utilization), accepted="a number above 0, at most 1",
-                hint="leave it out for the default",
-            )  # fmt: skip
-
-    @property
-    def latents(self) -> str:
-        """What latent rows are kept in; `UnsupportedError` for a word that is none."""
-        return latent_dtype(self.kv_cache_dtype, self.dtype)
-
-
 def make_plan(
     model: str | Path,
     *,
@@ -97,19 +63,25 @@ def make_plan(
     dtype: str = "bfloat16",
     mla_prefill: str = "auto",
     kv_cache_dtype: str = "auto",
-    memory_utilization: float = UTILIZATION,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 16,
+    num_pages: int | None = None,
+    memory_utilization: float = 0.9,
+    kv_cache_memory_bytes: int | None = None,
+    enable_prefix_caching: bool = True,
     num_speculative_tokens: int = 0,
     hub: Hub | None = None,
     progress: Progress | None = None,
 ) -> LoadPlan:
-    """Plan the checkpoint in folder `model`, or of that Hub id.
+    """Plan the checkpoint in folder `model`, or of that Hub id; the other keywords are those of `Wishes`.
 
-    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there and a fraction
-    of the memory that is none, `UnsupportedError` for a dtype that caches cannot have; all else is in the plan's
-    problems.
+    `CheckpointError` when it cannot be read at all, `UsageError` for a device that is not there and sizes that
+    make no sense, `CapacityError` where `kv_cache_memory_bytes` do not hold one request, `UnsupportedError` for a
+    dtype that caches cannot have; all else is in the plan's problems.
     """
     wishes = Wishes(
-        kernels, device, dtype, mla_prefill, kv_cache_dtype, memory_utilization, num_speculative_tokens
+        kernels, device, dtype, mla_prefill, kv_cache_dtype, max_model_len, max_num_seqs, num_pages,
+        memory_utilization, kv_cache_memory_bytes, enable_prefix_caching, num_speculative_tokens,
     )  # fmt: skip
     platform = detect(device)
     facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))
@@ -136,9 +108,7 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
     findings = PlanFindings(config, modules, facts, wishes.num_speculative_tokens)
     attention = _attention(config, modules, wishes, platform, problems)
     mtp = findings.mtp()
-    memory = plan_memory(
-        config, modules, platform, wishes.dtype, wishes.latents, wishes.memory_utilization, drafting=mtp.drafts > 0
-    )
+    memory = plan_memory(config, modules, platform, wishes, drafting=mtp.drafts > 0)
     problems += findings.problems(mtp, memory, platform)
     return LoadPlan(
         model=facts.model,

@@ -49,6 +49,9 @@ def plan_value(plan: LoadPlan, modules: Iterable[ModulePlan] | None = None) -> d
             "cache_per_token": memory.cache_per_token,
             "state_per_sequence": memory.state_per_sequence,
             "max_context": memory.max_context,
+            "pages": memory.pages,
+            "states": memory.states,
+            "snapshots": memory.snapshots,
             "cache_dtype": memory.cache_dtype,
         },
     }

@@ -96,8 +96,8 @@ class MemoryPlan(Struct, frozen=True):
     """Bytes at run time. weights are mapped, not copied, but for `converted` of them. cache_dtype: what latents
     are kept in, `float32`, `bfloat16` or `fp8_e4m3`.
 
-    max_context: tokens of one sequence whose cache fits beside the weights (in a quarter of the memory
-    where the weights fill it), at most the model's own.
+    max_context: most tokens of one request. pages: of `cache.spec.PAGE_SIZE` tokens, shared by all requests. states:
+    of requests that run; snapshots: states kept for later ones.
     """
 
     weights: int
@@ -105,6 +105,9 @@ class MemoryPlan(Struct, frozen=True):
     cache_per_token: int
     state_per_sequence: int
     max_context: int
+    pages: int
+    states: int
+    snapshots: int
     available: int
     cache_dtype: str
 

@@ -279,7 +279,8 @@ def _memory(plan: LoadPlan) -> Iterator[Line]:
         "machine",
         f"{machine.device}, {machine.description}, {machine.cores} cores{nodes}, {native_level}, "
         f"{bytes_text(memory.available)} memory, "
-        f"room for {memory.max_context:,} tokens",
+        f"room for {memory.max_context:,} tokens a request: {memory.pages:,} pages"
+        + (f", {memory.states:,} states, {memory.snapshots:,} snapshots" if memory.state_per_sequence else ""),
     )
 
 

@@ -20,7 +20,7 @@ _COUNTERS = {
     "cached_tokens": "Of those, tokens found in the prefix cache.",
     "generated_tokens": "Tokens generated.",
     "prefix_hits": "Requests that found some of their prompt in the cache.",
-    "prefix_misses": "Requests that found nothing.",
+    "prefix_misses": "Requests that looked and found nothing.",
     "prefix_too_short": "Requests whose prompt has no whole page to find.",
     "preemptions": "Times that a request lost its cache to others.",
     "failures": "Requests that could not go on.",
@@ -91,9 +91,11 @@ class Metrics:
         self._whole.observe(seconds)
 
     def _on_token(self, generation: Generation, now: float, tokens: int) -> None:
+        if not tokens:
+            return
         if generation.last_token is None:
             self._first.observe(now - generation.began)
-        elif tokens:
+        else:
             each = (now - generation.last_token) * generation.open / tokens
             for _ in range(max(1, tokens // generation.open)):
                 self._between.observe(each)

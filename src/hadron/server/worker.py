@@ -81,9 +81,10 @@ class Generation:
 
     def put(self, outputs: list[Output], now: float) -> None:
         """Called in the event loop."""
-        if self.first_token is None:
-            self.first_token = now
-        self.last_token = now
+        if any(output.token_id is not None for output in outputs):
+            if self.first_token is None:
+                self.first_token = now
+            self.last_token = now
         self._queue.put_nowait(outputs)
 
 
