@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ from openai import OpenAI
 
 from hadron import LLM, SamplingParams
 from hadron.server.run import Server
+from hadron.tokenizer.chat_template import ChatTemplate
 from tests.conftest import RANDOM
 from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
 
@@ -365,7 +367,7 @@ def test_completions_of_token_ids_with_echo(client: OpenAI, llm: LLM) -> None:
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "'king'"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [*user("a"), {"role": "tool", "tool_call_id": "1"}]}, "messages[1].content", "its result"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages", "pictures"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type", "pictures"),
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, None, "audio"),
         ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs.tools", "a field of its own"),
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message", "an assistant's"),
@@ -400,6 +402,33 @@ def test_br71_pictures_are_refused(client: OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
             client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": content}])
         assert raised.value.code == "no_vision"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages | length }}", "{{ messages[0].content | map(attribute='text') | join }}"]
+)
+def test_br71_pictures_are_refused_whatever_the_template_makes_of_them(
+    client: OpenAI, server: Server, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    blind = replace(server.service.model, template=ChatTemplate(source, where="blind"), placeholders={})
+    monkeypatch.setattr(server.service, "_model", blind)
+    parts: Any = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
+        client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": parts}])
+    assert (raised.value.code, raised.value.param) == ("no_vision", "messages[0].content[1].type")
+    assert client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": parts[:1]}], max_tokens=1)
+
+
+def test_parts_of_other_types_that_are_text_reach_the_template_as_text(client: OpenAI) -> None:
+    used = []
+    for part in (
+        {"type": "text", "text": "No."},
+        {"type": "input_text", "text": "No."},
+        {"type": "refusal", "refusal": "No."},
+    ):
+        messages: Any = [{"role": "user", "content": [part]}]
+        used.append(client.chat.completions.create(**GREEDY, messages=messages, max_tokens=1).usage.prompt_tokens)
+    assert len(set(used)) == 1
 
 
 def test_another_model_is_not_found(client: OpenAI) -> None:

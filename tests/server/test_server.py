@@ -216,7 +216,7 @@ def test_a_stream_is_kept_alive_while_nothing_comes(
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1e400}', "max_tokens", "inf"),
         (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', "temperature", "nan"),
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 99999999999999999999}', "max_tokens", ""),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "prompt", "lone surrogate"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages[0].content", "lone surrogate"),
         (b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "a b"}}]}', "tools[0].function.name", "'a b'"),
         (b'{"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [-1]}', "stop_token_ids[0]", "-1"),
         (b'{"messages": [{"role": "user", "content": "a"}], "structured_outputs": {"regex": "("}}', "structured_outputs.regex", "("),

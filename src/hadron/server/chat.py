@@ -13,6 +13,7 @@ from hadron.server.errors import ApiError, from_error
 from hadron.server.model import Model
 from hadron.server.protocol import ChatRequest, Message, NamedTool, ResponseFormat
 from hadron.tokenizer.answer import AnswerSplitter
+from hadron.tokenizer.chat_template import TEXTS
 from hadron.tokenizer.markup import Mark
 from hadron.tokenizer.tool_calls import Parameters
 
@@ -128,9 +129,13 @@ def as_templates_read(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if "reasoning" in values:
             values.setdefault("reasoning_content", values.pop("reasoning"))
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type in ("text", "input_text", "output_text") and part.text is None:
+            if part.type not in TEXTS:
+                continue  # refused where the template is rendered
+            text = (part.model_extra or {}).get("refusal") if part.type == "refusal" else part.text
+            if not isinstance(text, str):
                 where = f"messages[{index}].content[{number}].text"
                 raise ApiError(400, f"{where}: a part that is text has none; accepted: text", param=where)
+            values["content"][number] |= {"type": "text", "text": text}  # templates may know no other type
         out.append(values)
     return out
 

@@ -76,8 +76,9 @@ class ApiError(Exception):
         )  # fmt: skip
 
 
-def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """The answer for an exception. names: what the API calls fields that have another name inside."""
+def from_error(error: Exception, names: Mapping[str, str] | None = None, *, code: str | None = None) -> ApiError:
+    """The answer for an exception. names: what the API calls fields that have another name inside. code: of the
+    answer, where the request is at fault."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, HadronError):
@@ -88,7 +89,7 @@ def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiE
             where = outer + where[len(inner) :]
     message = f"{error.what}: {where}: found {error.found}; accepted: {error.accepted}; {error.hint}"
     if isinstance(error, RequestError | TokenizerError | CapacityError):
-        return ApiError(400, message, param=where)
+        return ApiError(400, message, param=where, code=code)
     return ApiError(500, message, code=type(error).__name__)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from hadron.server.errors import ApiError, invalid
-from hadron.server.protocol import ChatRequest, Given, Json
+from hadron.server.protocol import Body, ChatRequest, Given, Json
 
 
 class Block(Given):
@@ -76,7 +76,7 @@ class OutputConfig(Given):
     format: OutputFormat | None = None
 
 
-class CountRequest(Given):
+class CountRequest(Body):
     """`POST /v1/messages/count_tokens`."""
 
     model: str | None = None

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hadron.engine.assemble import PLACEHOLDERS
-from hadron.errors import HadronError, TokenizerError
+from hadron.errors import HadronError, RequestError, TokenizerError
 from hadron.sampling_params import SamplingParams
-from hadron.server.errors import ApiError
-from hadron.tokenizer.chat_template import ChatTemplate
+from hadron.server.errors import ApiError, from_error
+from hadron.tokenizer.chat_template import ChatTemplate, refuse_pictures
 from hadron.tokenizer.markup import Markup
 from hadron.tokenizer.tokenizer import Tokenizer
 
@@ -130,6 +130,10 @@ class Model:
                 "switches", param=f"chat_template_kwargs.{clash[0]}",
             )  # fmt: skip
         self.text_tokenizer()
+        try:
+            refuse_pictures(messages)
+        except RequestError as error:
+            raise from_error(error, code="no_vision") from error
         if self.template is None:
             raise ApiError(
                 400, "the checkpoint has no chat template: give a plain prompt to /v1/completions, or copy "

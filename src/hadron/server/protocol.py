@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hadron.server.errors import ApiError
+from hadron.server.streaming import json_bytes
 
 Json = dict[str, Any]
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -25,6 +28,44 @@ class Given(BaseModel):
         return sorted(self.model_extra or ())
 
 
+class Body(Given):
+    """All of a request. Lone surrogates, which JSON can spell and UTF-8 cannot, are refused wherever they are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_sent_back(cls, values: Any) -> Any:
+        try:
+            json_bytes(values)
+        except UnicodeEncodeError:
+            where = _unspeakable(values)
+            raise ApiError(
+                400, f"{where}: found a lone surrogate; accepted: Unicode text", param=where, code="invalid_unicode"
+            ) from None
+        except RecursionError:
+            raise ApiError(400, "body: it is nested too deeply; accepted: fewer levels", param="body") from None
+        return values
+
+
+def _unspeakable(values: Any) -> str:
+    """Where a text is that has no UTF-8; of a key, what holds it."""
+    left: list[tuple[str, Any]] = [("", values)]
+    while left:
+        where, value = left.pop()
+        if isinstance(value, str) and not _is_unicode(value):
+            break
+        if isinstance(value, list):
+            left += [(f"{where}[{index}]", each) for index, each in enumerate(value)]
+        elif isinstance(value, dict):
+            if not all(map(_is_unicode, value)):
+                break
+            left += [(f"{where}.{key}".lstrip("."), each) for key, each in value.items()]
+    return where[:200] or "body"
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 class StreamOptions(Given):
     """include_usage: end with the counts of tokens. continuous_usage_stats: send them with every piece."""
 
@@ -32,7 +73,7 @@ class StreamOptions(Given):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(Given):
+class Sampling(Body):
     """How to continue; None is the checkpoint's default."""
 
     temperature: float | None = None
@@ -169,7 +210,7 @@ class CompletionRequest(Sampling):
     response_format: ResponseFormat | None = None
 
 
-class TokenizeRequest(Given):
+class TokenizeRequest(Body):
     """`POST /tokenize`: a text, or messages as the chat template writes them."""
 
     model: str | None = None
@@ -182,7 +223,7 @@ class TokenizeRequest(Given):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Given):
+class DetokenizeRequest(Body):
     """`POST /detokenize`."""
 
     model: str | None = None

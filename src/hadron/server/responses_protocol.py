@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hadron.server.errors import ApiError
 from hadron.server.messages_protocol import validated
-from hadron.server.protocol import ChatRequest, Given, Json
+from hadron.server.protocol import Body, ChatRequest, Given, Json
 
 
 class Item(Given):
@@ -65,7 +65,7 @@ class Text(Given):
     verbosity: str | None = None
 
 
-class ResponsesRequest(Given):
+class ResponsesRequest(Body):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[Item], Field(min_length=1)]
