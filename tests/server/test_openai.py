@@ -165,6 +165,13 @@ def test_a_call_that_is_cut_ends_by_length(client: OpenAI, scripts: Scripts) -> 
     assert call.function.arguments == '{"what": "a \\"b\\"'
 
 
+def test_a_call_that_a_stop_string_cuts_is_no_call_to_make(client: OpenAI, scripts: Scripts) -> None:
+    said = user(scripts.say(CALLS))
+    whole = both_ways(client, messages=said, tools=[LOOK, NOW], stop=["{}"], max_tokens=200)
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].message.tool_calls[0].function.arguments == '{"what": "a \\"b\\"\\n'
+
+
 def test_without_tools_or_with_none_no_calls_are_read(client: OpenAI, scripts: Scripts) -> None:
     said = user(scripts.say(CALLS))
     for more in ({}, {"tools": [LOOK], "tool_choice": "none"}):

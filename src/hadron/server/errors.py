@@ -54,6 +54,11 @@ class ApiError(Exception):
             self.headers["connection"] = "close"
         super().__init__(message)
 
+    @property
+    def brief(self) -> str | None:
+        """For a log: without what the request held, which may be a part of its prompt."""
+        return self.message if self.status >= 500 else " ".join(filter(None, (self.code, self.param))) or None
+
     def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
         """The answer's body, in the shape that clients of `path` expect."""
         openai, anthropic = _TYPES.get(self.status, _TYPES[400 if self.status < 500 else 500])

@@ -106,7 +106,7 @@ class Service:
         record = record_of(request.scope)
         several = await self.prepared(prepare_completions, body)
         self._note(record, several)
-        self.worker.admit(sum(prepared.params.n for prepared in several))
+        self.worker.admit(sum(prepared.params.n for prepared in several), begun=True)
         generations = [
             self.worker.generate(each.ids, each.params, each.text, priority=each.priority, admitted=True)
             for each in several
