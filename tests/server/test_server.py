@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from secrets import compare_digest
 from typing import Any
 
 import httpx
@@ -118,6 +119,26 @@ def test_keys_open_the_server_and_nothing_else_does() -> None:
             assert http.post(CHAT, json=HELLO, headers=headers).status_code == 200
         for path in ("/health", "/ready", "/metrics", "/version"):
             assert http.get(path).status_code == 200
+
+
+def test_a_key_is_compared_with_all_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def watched(presented: bytes, known: bytes) -> bool:
+        compared.append((presented, known))
+        return compare_digest(presented, known)
+
+    monkeypatch.setattr("hadron.server.gate.secrets.compare_digest", watched)
+    with running(api_key=("first", "second")) as server:
+        for key, status in (("first", 200), ("second", 200), ("secons", 401), ("", 401)):
+            compared.clear()
+            assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code == status
+            assert compared == [(key.encode(), b"first"), (key.encode(), b"second")]
+
+
+def test_it_listens_to_this_machine_alone_unless_told_otherwise() -> None:
+    with listen(ServerConfig(port=0)) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
 
 
 def test_bodies_have_a_limit() -> None:

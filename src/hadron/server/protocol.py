@@ -22,14 +22,17 @@ class Given(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that have no meaning here."""
-        return sorted(self.model_extra or ())
-
 
 class Body(Given):
-    """All of a request. Lone surrogates, which JSON can spell and UTF-8 cannot, are refused wherever they are."""
+    """All of a request.
+
+    Lone surrogates, which JSON can spell and UTF-8 cannot, are refused wherever they are.
+    """
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of fields, with which nothing is done."""
+        return sorted(self.model_extra or ())
 
     @model_validator(mode="before")
     @classmethod
@@ -73,8 +76,8 @@ class StreamOptions(Given):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(Body):
-    """How to continue; None is the checkpoint's default."""
+class Common(Body):
+    """How to continue, as every interface takes it; None is the checkpoint's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -85,16 +88,27 @@ class Sampling(Body):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    n: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    thinking_budget: int | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Json | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     stream: bool | None = None
+
+    @property
+    def common(self) -> Json:
+        """These fields alone."""
+        return {name: getattr(self, name) for name in Common.model_fields}
+
+
+class Sampling(Common):
+    """How to continue, as OpenAI's older interfaces take it."""
+
+    n: int | None = None
+    stop: str | list[str] | None = None
+    thinking_budget: int | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     model: str | None = None
     user: str | None = None
@@ -196,6 +210,21 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    @property
+    def demands_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def ignored(self) -> list[str]:
+        """Also a format beside a call that is demanded, and strictness of one that is not."""
+        names = super().ignored
+        if self.demands_call and self.response_format is not None and self.response_format.type != "text":
+            names.append("response_format")
+        if not self.demands_call and any(tool.function.strict for tool in self.tools or ()):
+            names.append("tools.function.strict")
+        return names
+
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`. prompt: text, token ids, or a list of either."""
@@ -203,7 +232,6 @@ class CompletionRequest(Sampling):
     prompt: str | TokenIds | list[str] | list[TokenIds]
     max_tokens: int | None = 16
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -219,6 +247,7 @@ class TokenizeRequest(Body):
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
     return_token_strs: bool | None = None
 
