@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -133,6 +134,22 @@ def test_br66_switches_are_for_the_template_and_the_prompt_decides(client: OpenA
     assert whole.choices[0].message.content == "Yes."
 
 
+def test_br66_a_switch_that_the_template_ignores_switches_nothing(
+    client: OpenAI, server: Server, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-5.3's template always opens a thought."""
+    source = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|><think>"
+    always = replace(server.service.model, template=ChatTemplate(source, where="5.3"))
+    monkeypatch.setattr(server.service, "_model", always)
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    whole = both_ways(client, messages=user(scripts.say("abc</think>answer")), extra_body=off)
+    message = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == ("abc", "answer")
+    said = user(scripts.say("abc</think>yes"))
+    whole = both_ways(client, messages=said, extra_body={**off, "structured_outputs": {"choice": ["yes"]}})
+    assert whole.choices[0].message.content == "yes"  # and the grammar begins after the thought
+
+
 def test_reasoning_effort_reaches_the_template(client: OpenAI, server: Server) -> None:
     low = client.chat.completions.create(**GREEDY, messages=user("a"), max_tokens=1, reasoning_effort="low")
     most = client.chat.completions.create(**GREEDY, messages=user("a"), max_tokens=1)
@@ -222,6 +239,23 @@ def test_br68_arguments_that_are_no_object_are_refused_by_place(client: OpenAI, 
     with pytest.raises(openai.BadRequestError, match="messages") as raised:
         client.chat.completions.create(**GREEDY, messages=messages)
     assert part in raised.value.message and raised.value.param.startswith("messages[1].tool_calls[0]")
+
+
+def test_br68_arguments_are_given_to_the_template_as_an_object(client: OpenAI, server: Server) -> None:
+    """As text, empty or not, and as the object that it spells: one prompt."""
+
+    def prompt(*arguments: Any) -> set[str]:
+        texts = set()
+        for value in arguments:
+            call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": value}}
+            talk = [*user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+            answer = httpx.post(f"{server.url}/tokenize", json={"messages": talk, "add_generation_prompt": False})
+            texts.add(TOKENIZER.decode(answer.json()["tokens"], skip_special_tokens=False).rpartition("</think>")[2])
+        return texts
+
+    assert prompt("{}", "", {}, " {} ") == {"<tool_call>look</tool_call>"}
+    look = "<tool_call>look<arg_key>what</arg_key><arg_value>x</arg_value></tool_call>"
+    assert prompt('{"what": "x"}', {"what": "x"}) == {look}
 
 
 SCHEMA = {
