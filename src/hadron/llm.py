@@ -29,7 +29,7 @@ from hadron.engine.stats import Stats
 from hadron.errors import RequestError, UsageError
 from hadron.preflight.plan import LoadPlan
 from hadron.sampling_params import SamplingParams
-from hadron.tokenizer.chat_template import ChatTemplate, Message
+from hadron.tokenizer.chat_template import ChatTemplate, Message, refuse_pictures
 from hadron.tokenizer.tokenizer import Tokenizer
 
 #: Fields of `config.json` with the ids that stand for pictures and films.
@@ -208,6 +208,7 @@ class LLM:
             raise _not_a(clash, "chat_template_kwargs", "switches of the template; these are arguments of their own")
         encoded = []
         for conversation in several:
+            refuse_pictures(conversation)
             text = self.chat_template.render(
                 conversation,
                 tools=tools,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 from anthropic import Anthropic
 
+from hadron.errors import NumericsError
 from hadron.server.run import Server
-from tests.server.running import NAME, Scripts, scripts, server
+from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
 
 CALLS = (
     "I must look.</think>Looking.<tool_call>look<arg_key>what</arg_key><arg_value>a \"b\"</arg_value>"
@@ -145,6 +148,70 @@ def test_errors_have_anthropics_shape_and_name_the_field(client: Anthropic, argu
     body: Any = raised.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert part in body["error"]["message"] and body["request_id"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_answer_by_a_json_schema(client: Anthropic, seed: int) -> None:
+    schema = {
+        "type": "object", "properties": {"name": {"enum": ["anna", "bob"]}, "age": {"enum": [1, 2]}},
+        "required": ["name", "age"], "additionalProperties": False,
+    }  # fmt: skip
+    whole = both_ways(
+        client, messages=user("Who?"), thinking={"type": "enabled", "budget_tokens": 2},
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+        extra_body={"temperature": 1, "seed": seed},
+    )  # fmt: skip
+    assert whole.stop_reason == "end_turn"
+    value = json.loads(whole.content[-1].text)
+    assert value["name"] in ("anna", "bob") and value["age"] in (1, 2) and len(value) == 2
+
+
+def test_effort_reaches_the_template(client: Anthropic) -> None:
+    low = client.messages.create(**GREEDY | {"max_tokens": 1}, messages=user("a"), output_config={"effort": "low"})
+    most = client.messages.create(**GREEDY | {"max_tokens": 1}, messages=user("a"), output_config={"effort": "max"})
+    used = [each.usage.input_tokens + each.usage.cache_read_input_tokens for each in (low, most)]
+    words = [len(TOKENIZER.encode(f"Reasoning Effort: {word}")) for word in ("Low", "Max")]
+    assert used[0] - used[1] == words[0] - words[1] != 0
+
+
+def test_a_stream_that_is_closed_ends_its_request(client: Anthropic, server: Server, scripts: Scripts) -> None:
+    scripts.pause = 0.01
+    try:
+        arguments = {**GREEDY, "max_tokens": 1500}
+        with client.messages.stream(**arguments, messages=user(scripts.say("word " * 900))) as stream:
+            next(event for event in stream if event.type == "content_block_delta")
+            until(lambda: server.worker.load.running == 1)
+            before = server.worker.stats.generated_tokens
+        until(lambda: idle(server))
+        assert server.worker.stats.generated_tokens - before < 200
+    finally:
+        scripts.pause = 0.0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_an_error_inside_a_stream_is_an_event(
+    client: Anthropic, server: Server, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def broken(*given: Any, **options: Any) -> Any:
+        if len(scripts.request.output_token_ids) == 3:
+            raise NumericsError("not finite", where="layer 3", found="NaN", accepted="numbers", hint="check")
+        return scripts.choose(*given, **options)
+
+    monkeypatch.setattr("hadron.engine.sampler.choose", broken)
+    said = scripts.say("one two three four five six")
+    words: Any = {"messages": user(said), "max_tokens": 50} if path == "/v1/messages" else {"input": said}
+    text = httpx.post(server.url + path, json={**words, "temperature": 0, "stream": True}, timeout=60).text
+    events = [dict(line.split(": ", 1) for line in part.splitlines()) for part in text.strip().split("\n\n")]
+    names, last = [event["event"] for event in events], json.loads(events[-1]["data"])
+    if path == "/v1/responses":
+        assert "response.reasoning_text.delta" in names and names[-1] == last["type"] == "response.failed"
+        assert last["response"]["status"] == "failed" and "layer 3" in last["response"]["error"]["message"]
+        assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]
+        return
+    assert "content_block_delta" in names and names[-1] == last["type"] == "error" and "message_stop" not in names
+    assert last["error"]["type"] == "api_error" and "layer 3" in last["error"]["message"]
+    with pytest.raises(anthropic.APIError, match="layer 3"), client.messages.stream(**GREEDY, messages=user(said)) as s:
+        s.get_final_message()
 
 
 def test_another_model_is_not_found(client: Anthropic) -> None:

@@ -113,6 +113,39 @@ def test_the_message_names_the_field(http: httpx.Client, path: str, body: dict[s
         assert error["param"].startswith(field), error
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        (RESPONSES, {"input": "a", "metadata": {"a": "\ud800"}}, "metadata.a"),
+        (RESPONSES, {"input": "a", "reasoning": {"effort": "\ud800"}}, "reasoning.effort"),
+        (CHAT, {"messages": TALK, "logit_bias": {"\ud800": 1}}, "logit_bias"),
+        (CHAT, {"messages": TALK, "stop": ["a", "\udfff"]}, "stop[1]"),
+        (COMPLETIONS, {"prompt": "a", "\ud800": 1}, "body"),
+        (COMPLETIONS, {"prompt": 7, "user": "\ud800"}, "user"),
+        (MESSAGES, {"messages": TALK, "max_tokens": 1, "system": "\ud800"}, "system"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt"),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_a_lone_surrogate_is_refused_wherever_it_is(http: httpx.Client, path: str, body: Any, where: str) -> None:
+    content = json.dumps(body).encode()
+    error = refused(http.post(path, content=content, headers={"content-type": "application/json"}))
+    assert error["message"] == f"{where}: found a lone surrogate; accepted: Unicode text"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_long_chain_of_references_is_no_error_of_the_server(
+    http: httpx.Client, scripts: Scripts, choice: str
+) -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1000)} | {"d1000": {"type": "string"}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": chain}
+    said = scripts.say("</think><tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>")
+    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 60, "tool_choice": choice,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}  # fmt: skip
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 200 or refused(answer)
+
+
 def test_a_body_that_is_sent_byte_by_byte_is_answered_408_and_hung_up_on() -> None:
     with running(body_timeout=1) as server:
         host, port = server.url.removeprefix("http://").split(":")

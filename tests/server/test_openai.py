@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 
 from hadron import LLM, SamplingParams
 from hadron.server.run import Server
+from hadron.tokenizer.chat_template import ChatTemplate
 from tests.conftest import RANDOM
 from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
 
@@ -131,6 +134,22 @@ def test_br66_switches_are_for_the_template_and_the_prompt_decides(client: OpenA
     assert whole.choices[0].message.content == "Yes."
 
 
+def test_br66_a_switch_that_the_template_ignores_switches_nothing(
+    client: OpenAI, server: Server, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-5.3's template always opens a thought."""
+    source = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|><think>"
+    always = replace(server.service.model, template=ChatTemplate(source, where="5.3"))
+    monkeypatch.setattr(server.service, "_model", always)
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    whole = both_ways(client, messages=user(scripts.say("abc</think>answer")), extra_body=off)
+    message = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == ("abc", "answer")
+    said = user(scripts.say("abc</think>yes"))
+    whole = both_ways(client, messages=said, extra_body={**off, "structured_outputs": {"choice": ["yes"]}})
+    assert whole.choices[0].message.content == "yes"  # and the grammar begins after the thought
+
+
 def test_reasoning_effort_reaches_the_template(client: OpenAI, server: Server) -> None:
     low = client.chat.completions.create(**GREEDY, messages=user("a"), max_tokens=1, reasoning_effort="low")
     most = client.chat.completions.create(**GREEDY, messages=user("a"), max_tokens=1)
@@ -161,6 +180,13 @@ def test_a_call_that_is_cut_ends_by_length(client: OpenAI, scripts: Scripts) -> 
     assert whole.choices[0].finish_reason == "length"
     (call,) = whole.choices[0].message.tool_calls
     assert call.function.arguments == '{"what": "a \\"b\\"'
+
+
+def test_a_call_that_a_stop_string_cuts_is_no_call_to_make(client: OpenAI, scripts: Scripts) -> None:
+    said = user(scripts.say(CALLS))
+    whole = both_ways(client, messages=said, tools=[LOOK, NOW], stop=["{}"], max_tokens=200)
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].message.tool_calls[0].function.arguments == '{"what": "a \\"b\\"\\n'
 
 
 def test_without_tools_or_with_none_no_calls_are_read(client: OpenAI, scripts: Scripts) -> None:
@@ -213,6 +239,23 @@ def test_br68_arguments_that_are_no_object_are_refused_by_place(client: OpenAI, 
     with pytest.raises(openai.BadRequestError, match="messages") as raised:
         client.chat.completions.create(**GREEDY, messages=messages)
     assert part in raised.value.message and raised.value.param.startswith("messages[1].tool_calls[0]")
+
+
+def test_br68_arguments_are_given_to_the_template_as_an_object(client: OpenAI, server: Server) -> None:
+    """As text, empty or not, and as the object that it spells: one prompt."""
+
+    def prompt(*arguments: Any) -> set[str]:
+        texts = set()
+        for value in arguments:
+            call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": value}}
+            talk = [*user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+            answer = httpx.post(f"{server.url}/tokenize", json={"messages": talk, "add_generation_prompt": False})
+            texts.add(TOKENIZER.decode(answer.json()["tokens"], skip_special_tokens=False).rpartition("</think>")[2])
+        return texts
+
+    assert prompt("{}", "", {}, " {} ") == {"<tool_call>look</tool_call>"}
+    look = "<tool_call>look<arg_key>what</arg_key><arg_value>x</arg_value></tool_call>"
+    assert prompt('{"what": "x"}', {"what": "x"}) == {look}
 
 
 SCHEMA = {
@@ -365,7 +408,7 @@ def test_completions_of_token_ids_with_echo(client: OpenAI, llm: LLM) -> None:
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "'king'"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [*user("a"), {"role": "tool", "tool_call_id": "1"}]}, "messages[1].content", "its result"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages", "pictures"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type", "pictures"),
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, None, "audio"),
         ({"extra_body": {"chat_template_kwargs": {"tools": 1}}}, "chat_template_kwargs.tools", "a field of its own"),
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message", "an assistant's"),
@@ -400,6 +443,33 @@ def test_br71_pictures_are_refused(client: OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
             client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": content}])
         assert raised.value.code == "no_vision"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages | length }}", "{{ messages[0].content | map(attribute='text') | join }}"]
+)
+def test_br71_pictures_are_refused_whatever_the_template_makes_of_them(
+    client: OpenAI, server: Server, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    blind = replace(server.service.model, template=ChatTemplate(source, where="blind"), placeholders={})
+    monkeypatch.setattr(server.service, "_model", blind)
+    parts: Any = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(openai.BadRequestError, match="pictures and films cannot be read") as raised:
+        client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": parts}])
+    assert (raised.value.code, raised.value.param) == ("no_vision", "messages[0].content[1].type")
+    assert client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": parts[:1]}], max_tokens=1)
+
+
+def test_parts_of_other_types_that_are_text_reach_the_template_as_text(client: OpenAI) -> None:
+    used = []
+    for part in (
+        {"type": "text", "text": "No."},
+        {"type": "input_text", "text": "No."},
+        {"type": "refusal", "refusal": "No."},
+    ):
+        messages: Any = [{"role": "user", "content": [part]}]
+        used.append(client.chat.completions.create(**GREEDY, messages=messages, max_tokens=1).usage.prompt_tokens)
+    assert len(set(used)) == 1
 
 
 def test_another_model_is_not_found(client: OpenAI) -> None:

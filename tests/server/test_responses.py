@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from hadron.server.run import Server
-from tests.server.running import NAME, Scripts, scripts, server
+from tests.server.running import NAME, TOKENIZER, Scripts, scripts, server
 from tests.server.test_anthropic import CALLS
 from tests.server.test_openai import LOOK, NOW, SCHEMA
 
@@ -50,7 +50,19 @@ def both_ways(client: OpenAI, **arguments: Any) -> Any:
     }
     assert deltas == {key: text for key, text in texts.items() if text}
     done = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [item.id for item in done] == [item.id for item in last.response.output]
+    assert done == last.response.output
+    logprobs: dict[str, list[Any]] = {}
+    for event in events:
+        if event.type == "response.output_text.delta":
+            logprobs.setdefault(event.item_id, []).extend(entry.logprob for entry in event.logprobs)
+        elif event.type in ("response.output_text.done", "response.content_part.done"):
+            part = event if event.type == "response.output_text.done" else event.part
+            item = next(item for item in done + last.response.output if item.id == event.item_id)
+            if item.type == "message":
+                whole_row = [entry.logprob for entry in item.content[0].logprobs]
+                assert [entry.logprob for entry in part.logprobs] == whole_row
+                sent = logprobs[event.item_id]
+                assert sent == whole_row[: len(sent)] and bool(sent) is bool(whole_row)
     return whole
 
 
@@ -97,8 +109,25 @@ def test_an_answer_by_a_json_schema(client: OpenAI) -> None:
 
 
 def test_logprobs(client: OpenAI, scripts: Scripts) -> None:
-    whole = client.responses.create(**GREEDY, input=scripts.say("a</think>b"), top_logprobs=2)
-    assert len(whole.output[1].content[0].logprobs) == whole.usage.output_tokens
+    said = scripts.say("a</think>b")
+    for asked in ({"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}):
+        whole = both_ways(client, input=said, **asked)
+        assert len(whole.output[1].content[0].logprobs) == whole.usage.output_tokens
+    assert both_ways(client, input=said).output[1].content[0].logprobs == []
+    text = scripts.say("a</think>b <tool_call>now</tool_call>")
+    whole = both_ways(client, input=text, tools=TOOLS, top_logprobs=1)
+    tokens = "".join(entry.token for entry in whole.output[1].content[0].logprobs)
+    assert tokens.startswith("a</think>b <tool_call>now")  # what a call's end brings has no place
+
+
+def test_a_call_that_is_cut_is_incomplete(client: OpenAI, scripts: Scripts) -> None:
+    said = scripts.say(CALLS)
+    length = len(TOKENIZER.encode(CALLS.partition(' "b')[0], add_special_tokens=False))
+    whole = both_ways(client, input=said, tools=TOOLS, max_output_tokens=length)
+    assert whole.status == "incomplete" and whole.output[-1].type == "function_call"
+    assert [item.status for item in whole.output] == ["completed", "completed", "incomplete"]
+    whole = both_ways(client, input=said, tools=TOOLS, extra_body={"stop": ['"b']})
+    assert whole.output[-1].type == "function_call" and whole.output[-1].status == "incomplete"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from secrets import compare_digest
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ import pytest
 
 from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
+from hadron.server.model import Model
 from hadron.server.run import Server, listen
 from tests.conftest import DATA, RANDOM
 from tests.server.running import NAME, TOKENIZER, Scripts, assembled, http, idle, running, scripts, server, until
@@ -117,6 +121,26 @@ def test_keys_open_the_server_and_nothing_else_does() -> None:
             assert http.get(path).status_code == 200
 
 
+def test_a_key_is_compared_with_all_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def watched(presented: bytes, known: bytes) -> bool:
+        compared.append((presented, known))
+        return compare_digest(presented, known)
+
+    monkeypatch.setattr("hadron.server.gate.secrets.compare_digest", watched)
+    with running(api_key=("first", "second")) as server:
+        for key, status in (("first", 200), ("second", 200), ("secons", 401), ("", 401)):
+            compared.clear()
+            assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code == status
+            assert compared == [(key.encode(), b"first"), (key.encode(), b"second")]
+
+
+def test_it_listens_to_this_machine_alone_unless_told_otherwise() -> None:
+    with listen(ServerConfig(port=0)) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+
+
 def test_bodies_have_a_limit() -> None:
     with running(max_request_bytes=2048) as server, httpx.Client(base_url=server.url) as http:
         large = json.dumps(say("a" * 4000)).encode()
@@ -216,7 +240,7 @@ def test_a_stream_is_kept_alive_while_nothing_comes(
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1e400}', "max_tokens", "inf"),
         (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', "temperature", "nan"),
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 99999999999999999999}', "max_tokens", ""),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "prompt", "lone surrogate"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages[0].content", "lone surrogate"),
         (b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "a b"}}]}', "tools[0].function.name", "'a b'"),
         (b'{"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [-1]}', "stop_token_ids[0]", "-1"),
         (b'{"messages": [{"role": "user", "content": "a"}], "structured_outputs": {"regex": "("}}', "structured_outputs.regex", "("),
@@ -270,6 +294,35 @@ def test_a_bug_in_a_step_ends_what_took_part_and_not_the_server(server: Server, 
     until(lambda: idle(server))
 
 
+def test_a_bug_in_a_command_ends_what_was_there_and_not_the_server(server: Server, http: httpx.Client) -> None:
+    def broken(engine: Any) -> None:
+        raise AssertionError("a bug")
+
+    server.worker._commands.put(broken)
+    assert http.post(CHAT, json=HELLO).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), ("/v1/completions", {"prompt": "a", "max_tokens": 1})])
+def test_a_request_that_is_being_prepared_when_the_server_drains_is_answered(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    preparing, may_go_on = threading.Event(), threading.Event()
+    check = Model.check_name
+
+    def waiting(model: Model, name: str | None) -> str:
+        preparing.set()
+        may_go_on.wait(20)
+        return check(model, name)
+
+    monkeypatch.setattr(Model, "check_name", waiting)
+    with running() as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, server.url + path, json=body, timeout=30)
+        assert preparing.wait(20)
+        server.stop()
+        may_go_on.set()
+        assert asked.result().status_code == 200
+
+
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "hadron.server.requests"]
 
@@ -278,15 +331,39 @@ def test_a_request_leaves_one_line_without_its_prompt(http: httpx.Client, caplog
     caplog.set_level(logging.INFO)
     body = say("a secret", max_tokens=2, store=True)
     assert http.post(CHAT, json=body, headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    known = http.post("/v1/messages", json={}, headers={"x-request-id": "mine-2"})
+    assert known.headers["request-id"] == known.json()["request_id"] == "mine-2"
+    caplog.clear()
+    assert http.post(CHAT, json=body, headers={"x-request-id": "mine-1"}).status_code == 200
     odd = http.post(CHAT, json={}, headers={"x-request-id": "not one"}).headers["x-request-id"]
     assert re.fullmatch(r"[0-9a-f]{32}", odd)
-    http.get("/health")
+    assert http.get("/health").headers["request-id"]
     first, second = lines_of(caplog)
     assert first.startswith(f"POST {CHAT} 200 ") and " mine-1 " in first
     for part in ("prompt_tokens=", "completion_tokens=2", 'finish="length"', 'ignored="store"', "first_token="):
         assert part in first
     assert "secret" not in first
-    assert f"POST {CHAT} 400 " in second and odd in second and "messages: found nothing" in second
+    assert f"POST {CHAT} 400 " in second and odd in second and second.endswith(' error="messages"')
+
+
+def test_what_a_refused_request_held_is_not_logged_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{a secret"}}
+    bodies: list[tuple[str, Any]] = [
+        (CHAT, {"messages": "a secret"}),
+        (CHAT, {"messages": [*HELLO["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]}),
+        (CHAT, {**HELLO, "structured_outputs": {"regex": "(a secret"}}),
+        ("/v1/messages", {"messages": [{"role": "a secret", "content": "a"}], "max_tokens": 1}),
+    ]  # fmt: skip
+    for asked in (False, True):
+        caplog.clear()
+        with running(enable_log_requests=asked) as server:
+            for path, body in bodies:
+                assert httpx.post(server.url + path, json=body).status_code == 400
+        lines = lines_of(caplog)
+        assert len(lines) == len(bodies) and all("error=" in line for line in lines)
+        assert all(("secret" in line) is asked for line in lines), lines
+        assert all(("secret" in record.getMessage()) is False for record in caplog.records if not asked)
 
 
 def test_lines_may_be_json_and_may_hold_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
@@ -358,8 +435,6 @@ def test_a_checkpoint_without_a_tokenizer_continues_token_ids() -> None:
 
 
 def test_a_checkpoint_without_a_template_is_refused_for_chat(tmp_path: Any) -> None:
-    import shutil
-
     folder = shutil.copytree(RANDOM, tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
     with running(folder) as server:
@@ -367,3 +442,12 @@ def test_a_checkpoint_without_a_template_is_refused_for_chat(tmp_path: Any) -> N
         assert error["code"] == "no_chat_template" and "chat_template.jinja" in error["message"]
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1, "stream": True})
         assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_template_that_is_broken_is_not_called_absent(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    folder = shutil.copytree(RANDOM, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("a\n{% if %}")
+    with running(folder) as server:
+        error = error_of(httpx.post(server.url + CHAT, json=HELLO), 400)
+    for said in (error["message"], caplog.text):
+        assert "the chat template cannot be used" in said and "line 2" in said and "has no" not in said

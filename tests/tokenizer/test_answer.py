@@ -29,7 +29,7 @@ SCHEMA = {
         "free": {},
     },
 }
-TOOLS = {"look": Parameters(SCHEMA), "now": Parameters(None)}
+TOOLS = {"look": Parameters(SCHEMA), "now": Parameters(None), "a": Parameters(SCHEMA), "b": Parameters(None)}
 
 
 def pieces_of(text: str) -> list[Piece]:
@@ -215,6 +215,19 @@ def test_br64_what_a_schema_admits(schema: Any, expected: bool | None) -> None:
     assert admits_text(schema, root) is expected
 
 
+def test_a_schema_is_followed_so_far_and_each_reference_once() -> None:
+    """Chains longer than Python's stack, and alternatives that would double at every step."""
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    assert admits_text({"$ref": "#/$defs/d0"}, {"$defs": {**chain, "d3000": {"type": "string"}}}) is None
+    assert admits_text({"$ref": "#/$defs/d2999"}, {"$defs": {**chain, "d3000": {"type": "string"}}}) is True
+    doubled = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+    assert admits_text({"$ref": "#/$defs/d0"}, {"$defs": {**doubled, "d30": {"type": "integer"}}}) is False
+    nested: Any = {"type": "string"}
+    for _ in range(3000):
+        nested = {"anyOf": [nested]}
+    assert admits_text(nested) is None
+
+
 def test_a_key_that_is_said_twice_counts_once() -> None:
     text = "<tool_call>look" + "".join(
         f"<arg_key>text</arg_key><arg_value>{v}</arg_value>" for v in ("a", "b")
@@ -227,6 +240,12 @@ def test_a_name_that_is_none_leaves_text() -> None:
     assert split(pieces_of(text)) == {"reasoning": "", "content": text, "calls": []}
 
 
+def test_br63_a_name_that_was_not_offered_leaves_text() -> None:
+    text = call("other", text="a") + call("look", text="b")
+    out = split(pieces_of(text))
+    assert out["content"] == call("other", text="a") and out["calls"] == [["look", '{"text": "b"}']]
+
+
 def test_markers_inside_a_value_are_part_of_it() -> None:
     text = call("look", text="a<think>b</think><tool_call>c</tool_call>")
     assert arguments(text) == [("look", {"text": "a<think>b</think><tool_call>c</tool_call>"})]
@@ -235,7 +254,7 @@ def test_markers_inside_a_value_are_part_of_it() -> None:
 @pytest.mark.parametrize(
     ("text", "cut", "closed"),
     [
-        ("<tool_call>loo", [], [["loo", "{}"]]),
+        ("<tool_call>look", [], [["look", "{}"]]),
         ("<tool_call>look<arg_key>te", [["look", ""]], [["look", "{}"]]),
         ("<tool_call>look<arg_key>text</arg_key><arg_value>ab", [["look", '{"text": "ab']], [["look", '{"text": "ab"}']]),
         ("<tool_call>look<arg_key>count</arg_key><arg_value>4", [["look", ""]], [["look", '{"count": 4}']]),

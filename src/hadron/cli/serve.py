@@ -42,7 +42,7 @@ def _limit(flag: str, text: str) -> Callable[[_Command], _Command]:
     multiple=True,
     metavar="NAME",
     group=_SERVER,
-    help="What clients call the model; may be given several times.  [default: MODEL]",
+    help="What clients call the model; given once for each name, unlike vLLM's.  [default: MODEL]",
 )
 @option(
     "--api-key",
@@ -78,7 +78,9 @@ def _limit(flag: str, text: str) -> Callable[[_Command], _Command]:
     group=_LOG,
     help="Of the line that each request leaves.",
 )
-@option("--enable-log-requests", is_flag=True, group=_LOG, help="Log prompts too.")
+@option(
+    "--enable-log-requests", is_flag=True, group=_LOG, help="Log prompts too, and what was wrong with refused requests."
+)
 @engine_options
 def command(model: str | None, api_key_file: Path | None, **settings: Any) -> int:
     """Serve MODEL: a folder, or a Hub id, which is downloaded.

@@ -5,7 +5,7 @@ An interface gets the same `Piece`s whether it streams or gathers, so that the t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,15 +58,17 @@ class Answers:
 
     def __init__(self, model: Model, prepared: Prepared, generation: Generation) -> None:
         self._generation = generation
+        self._apart = prepared.params.logprobs is not None
         self._splitters = prepared.splitters(model)
         self.counts = Counts(len(prepared.ids))
 
     async def __aiter__(self) -> AsyncIterator[list[Piece]]:
-        """Pieces in order, each time all that there are, at most one for each answer."""
+        """Pieces in order, each time all that there are: one for each answer, or for each token where it has
+        log-probabilities, so that these are with the same parts however tokens come."""
         async for outputs in self._generation:
             self.counts.cached = self._generation.cached_tokens
-            found: dict[int, Piece] = {}
-            for output in outputs:
+            found: dict[tuple[int, int], Piece] = {}
+            for number, output in enumerate(outputs):
                 splitter = self._splitters[output.index]
                 self.counts.completion += output.token_id is not None
                 parts = splitter.push(output.token_id, output.text)
@@ -78,10 +80,9 @@ class Answers:
                     parts += splitter.finish(complete=reason == "stop" and not isinstance(output.stop_reason, str))
                     if reason == "stop" and splitter.has_calls:
                         reason = "tool_calls"
-                before = found.get(output.index, Piece(output.index, [], []))
-                found[output.index] = Piece(
-                    output.index, before.parts + parts, before.rows + rows, reason, output.stop_reason
-                )
+                key = (output.index, number if self._apart else 0)
+                before = found.get(key, Piece(output.index, [], []))
+                found[key] = Piece(output.index, before.parts + parts, before.rows + rows, reason, output.stop_reason)
             self.counts.reasoning = sum(splitter.reasoning_tokens for splitter in self._splitters)
             yield list(found.values())
 
@@ -123,7 +124,7 @@ async def gather(answers: Answers, count: int) -> list[Whole]:
     return wholes
 
 
-def chat_logprobs(rows: list[Row], tokenizer: Tokenizer, most: int) -> dict[str, Any]:
+def chat_logprobs(rows: Sequence[Row], tokenizer: Tokenizer, most: int) -> dict[str, Any]:
     """Log-probabilities as chat completions have them: of every token of the answer, thoughts and markup included."""
     content = []
     for token, row in rows:

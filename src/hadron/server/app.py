@@ -28,7 +28,7 @@ def create_app(service: Service) -> FastAPI:
         title="Hadron", version=version("hadron-llm"), docs_url=None, redoc_url=None,
         description="OpenAI's and Anthropic's interfaces to one model.",
     )  # fmt: skip
-    _errors(app)
+    _errors(app, service.config.enable_log_requests)
     _state(app, service)
     _models(app, service)
 
@@ -118,10 +118,10 @@ def _models(app: FastAPI, service: Service) -> None:
         return answer(card(service.model.check_name(name)))
 
 
-def _errors(app: FastAPI) -> None:
+def _errors(app: FastAPI, in_full: bool) -> None:
     def said(request: Request, error: ApiError) -> Response:
         record = record_of(request.scope)
-        record.error = error.message
+        record.error = error.message if in_full else error.brief
         body = error.body(request.url.path, record.request_id)
         return answer(body, status=error.status, headers=error.headers)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from hadron.server.answers import Row
 from hadron.server.chat_completions import call_id
 from hadron.tokenizer.answer import Part, Reasoning
 from hadron.tokenizer.tool_calls import CallArguments, CallBegin, Content
@@ -21,22 +22,26 @@ class Kind(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The index-th block. text: of a call, the JSON of its arguments."""
+    """The index-th block. text: of a call, the JSON of its arguments. cut: it ended before its end. rows: of a text,
+    log-probabilities of the tokens until it closed that no earlier text has: its own, thoughts and markup."""
 
     kind: Kind
     index: int
     name: str = ""
     text: str = ""
     closed: bool = False
+    cut: bool = False
+    rows: list[Row] = field(default_factory=list)
     call_id: str = field(default_factory=call_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A block was opened (added is None and it is open), got text, or was closed."""
+    """A block was opened (added is None and it is open), got text, or was closed. rows: what it got with the text."""
 
     block: Block
     added: str | None = None
+    rows: Sequence[Row] = ()
 
 
 class Blocks:
@@ -44,9 +49,11 @@ class Blocks:
 
     def __init__(self) -> None:
         self.all: list[Block] = []
+        self._rows: list[Row] = []  # that no text has yet
 
-    def push(self, parts: Sequence[Part]) -> Iterator[Change]:
-        """What the parts change."""
+    def push(self, parts: Sequence[Part], rows: Sequence[Row] = ()) -> Iterator[Change]:
+        """What the parts change. rows: log-probabilities that came with them."""
+        self._rows += rows
         for part in parts:
             match part:
                 case Reasoning(text):
@@ -58,17 +65,27 @@ class Blocks:
                 case CallArguments(_, text):
                     yield from self._add(Kind.CALL, text)
 
-    def finish(self) -> Iterator[Change]:
-        """Close the last block."""
+    def finish(self, reason: str | None = None) -> Iterator[Change]:
+        """Close the last block. reason: why the answer ends, where it does."""
         if self.all and not self.all[-1].closed:
-            self.all[-1].closed = True
-            yield Change(self.all[-1])
+            block = self.all[-1]
+            self._take(block)
+            block.closed = True
+            block.cut = reason == "length" or (reason == "stop" and block.kind is Kind.CALL)
+            yield Change(block)
+
+    def _take(self, block: Block) -> Sequence[Row]:
+        if block.kind is not Kind.TEXT:
+            return ()
+        rows, self._rows = self._rows, []
+        block.rows += rows
+        return rows
 
     def _add(self, kind: Kind, text: str) -> Iterator[Change]:
         if not self.all or self.all[-1].closed or self.all[-1].kind is not kind:
             yield from self._open(kind)
         self.all[-1].text += text
-        yield Change(self.all[-1], text)
+        yield Change(self.all[-1], text, self._take(self.all[-1]))
 
     def _open(self, kind: Kind, name: str = "") -> Iterator[Change]:
         yield from self.finish()

@@ -13,6 +13,7 @@ from hadron.server.errors import ApiError, from_error
 from hadron.server.model import Model
 from hadron.server.protocol import ChatRequest, Message, NamedTool, ResponseFormat
 from hadron.tokenizer.answer import AnswerSplitter
+from hadron.tokenizer.chat_template import TEXTS
 from hadron.tokenizer.markup import Mark
 from hadron.tokenizer.tool_calls import Parameters
 
@@ -42,14 +43,20 @@ class Prepared:
 
 
 def prepare_chat(
-    model: Model, request: ChatRequest, *, capped: bool = False, names: Mapping[str, str] | None = None
+    model: Model,
+    request: ChatRequest,
+    *,
+    capped: bool = False,
+    names: Mapping[str, str] | None = None,
+    ignored: Sequence[str] = (),
 ) -> Prepared:
     """`ApiError` for what cannot be done, naming the field.
 
-    capped: max_tokens may exceed the context. names: what fields are called in the interface that was used.
+    capped: max_tokens may exceed the context. names: what fields are called in the interface that was used, ignored:
+    those with which nothing was done there.
     """
     try:
-        return _prepare(model, request, capped=capped)
+        return _prepare(model, request, capped=capped, ignored=ignored)
     except ApiError as error:
         for inner, outer in (names or {}).items():
             if error.param is not None and (error.param == inner or error.param.startswith((f"{inner}.", f"{inner}["))):
@@ -58,11 +65,16 @@ def prepare_chat(
         raise
 
 
-def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
+def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Sequence[str]) -> Prepared:
     name = model.check_name(request.model)
     for former in ("functions", "function_call"):
-        if former in request.unknown:
+        if former in request.ignored:
             raise ApiError(400, f"{former}: this form is not read any more; accepted: tools", param=former)
+    if request.prompt_logprobs is not None:
+        raise ApiError(
+            400, "prompt_logprobs: a chat's prompt is the template's; accepted: with /v1/completions",
+            param="prompt_logprobs",
+        )  # fmt: skip
     tools, choice = _tools(model, request)
     structured = _structured(model, request, tools, choice)
     try:
@@ -77,19 +89,19 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool) -> Prepared:
             fields["stop_token_ids"] = [*(request.stop_token_ids or ()), model.markup.ids[Mark.CALL_END]]
         params = model.params(request, **fields)
     except HadronError as error:
-        raise from_error(error, _blame(request, choice)) from error
+        raise from_error(error, _blame(request)) from error
     return Prepared(
         name, text, prompt, params, request.priority or 0, tooling.parameters(tools) if tools else None,
-        tuple(request.unknown),
+        (*ignored, *request.ignored),
     )  # fmt: skip
 
 
-def _blame(request: ChatRequest, choice: str) -> dict[str, str]:
+def _blame(request: ChatRequest) -> dict[str, str]:
     """What the request called fields that have another name inside."""
     names = {"logprobs": "top_logprobs"}
     if request.max_tokens is None and request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    if not request.structured_outputs and choice in ("required", "named"):
+    if request.demands_call:
         names["structured_outputs"] = "tools"
     elif not request.structured_outputs and request.response_format:
         names["structured_outputs"] = "response_format"
@@ -128,9 +140,13 @@ def as_templates_read(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if "reasoning" in values:
             values.setdefault("reasoning_content", values.pop("reasoning"))
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type in ("text", "input_text", "output_text") and part.text is None:
+            if part.type not in TEXTS:
+                continue  # refused where the template is rendered
+            text = (part.model_extra or {}).get("refusal") if part.type == "refusal" else part.text
+            if not isinstance(text, str):
                 where = f"messages[{index}].content[{number}].text"
                 raise ApiError(400, f"{where}: a part that is text has none; accepted: text", param=where)
+            values["content"][number] |= {"type": "text", "text": text}  # templates may know no other type
         out.append(values)
     return out
 
@@ -169,7 +185,12 @@ def _structured(model: Model, request: ChatRequest, tools: list[dict[str, Any]],
     answer = json_format(request.response_format)
     if answer is not None and request.structured_outputs is not None:
         raise ApiError(400, "response_format and structured_outputs exclude each other", param="response_format")
-    if tools and (choice in ("required", "named") or answer is not None):
+    if request.demands_call and request.structured_outputs is not None:
+        raise ApiError(
+            400, "structured_outputs: found beside a tool_choice that demands a call; accepted: one of them",
+            param="structured_outputs",
+        )  # fmt: skip
+    if tools and (request.demands_call or answer is not None):
         assert model.markup is not None
         if isinstance(request.tool_choice, NamedTool):
             wanted = request.tool_choice.function.name

@@ -56,7 +56,7 @@ def prepare_completions(model: Model, request: CompletionRequest) -> list[Prepar
             raise from_error(error, {"structured_outputs": "response_format"} if structured else {}) from error
         text = prompt if isinstance(prompt, str) else None
         out.append(
-            Prepared(name, text, checked, params, request.priority or 0, ignored=tuple(request.unknown))
+            Prepared(name, text, checked, params, request.priority or 0, ignored=tuple(request.ignored))
         )  # fmt: skip
     return out
 
@@ -124,10 +124,12 @@ class CompletionAnswer:
         """The answer piece by piece."""
         options = self._request.stream_options
         usage = options is not None and bool(options.include_usage)
+        always = options is not None and bool(options.continuous_usage_stats)
         head = self._head()
         try:
             async for piece in self._pieces():
-                yield event({**head, "choices": [piece], **({"usage": None} if usage else {})})
+                counts = {"usage": self.counts.usage(details=False) if always else None} if usage else {}
+                yield event({**head, "choices": [piece], **counts})
         except ApiError as error:
             yield event(error.body())
         else:

@@ -18,7 +18,8 @@ class ServerConfig:
     max_queue: requests that may wait beside those that run; more are answered 429.
     max_request_bytes: most bytes of a body. header_timeout, body_timeout: seconds in which all of a request's head, and
     of its body, must have come.
-    allowed_origins: origins that browsers may call from. enable_log_requests: log prompts and answers.
+    allowed_origins: origins that browsers may call from. enable_log_requests: log prompts, and what
+    was wrong with requests that are refused.
     log_format: of the line that each request leaves. drain_timeout: seconds that requests get to end after SIGTERM.
     """
 

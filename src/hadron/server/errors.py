@@ -54,6 +54,11 @@ class ApiError(Exception):
             self.headers["connection"] = "close"
         super().__init__(message)
 
+    @property
+    def brief(self) -> str | None:
+        """For a log: without what the request held, which may be a part of its prompt."""
+        return self.message if self.status >= 500 else " ".join(filter(None, (self.code, self.param))) or None
+
     def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
         """The answer's body, in the shape that clients of `path` expect."""
         openai, anthropic = _TYPES.get(self.status, _TYPES[400 if self.status < 500 else 500])
@@ -76,8 +81,9 @@ class ApiError(Exception):
         )  # fmt: skip
 
 
-def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """The answer for an exception. names: what the API calls fields that have another name inside."""
+def from_error(error: Exception, names: Mapping[str, str] | None = None, *, code: str | None = None) -> ApiError:
+    """The answer for an exception. names: what the API calls fields that have another name inside. code: of the
+    answer, where the request is at fault."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, HadronError):
@@ -88,7 +94,7 @@ def from_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiE
             where = outer + where[len(inner) :]
     message = f"{error.what}: {where}: found {error.found}; accepted: {error.accepted}; {error.hint}"
     if isinstance(error, RequestError | TokenizerError | CapacityError):
-        return ApiError(400, message, param=where)
+        return ApiError(400, message, param=where, code=code)
     return ApiError(500, message, code=type(error).__name__)
 
 

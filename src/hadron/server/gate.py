@@ -92,7 +92,8 @@ class Gate:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                for name in ("x-request-id", "request-id"):  # Anthropic's clients read the second
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
         try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from hadron.server.errors import ApiError, invalid
-from hadron.server.protocol import ChatRequest, Given, Json
+from hadron.server.protocol import Body, ChatRequest, Common, Given, Json
 
 
 class Block(Given):
@@ -76,7 +76,7 @@ class OutputConfig(Given):
     format: OutputFormat | None = None
 
 
-class CountRequest(Given):
+class CountRequest(Body):
     """`POST /v1/messages/count_tokens`."""
 
     model: str | None = None
@@ -86,33 +86,38 @@ class CountRequest(Given):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: Json | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Common):
     """`POST /v1/messages`."""
 
     max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     metadata: Json | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Also that a tool failed: its result has to say so itself."""
+        blocks = [
+            block for message in self.messages if not isinstance(message.content, str) for block in message.content
+        ]
+        return super().ignored + ["tool_result.is_error"] * any(block.is_error for block in blocks)
 
 
 def as_chat(request: CountRequest) -> ChatRequest:
     """The chat request that means the same; `ApiError` where there is none."""
-    values: Json = {"model": request.model, "messages": _messages(request)}
+    switches = dict(request.chat_template_kwargs or {})
+    values: Json = {"model": request.model, "messages": _messages(request), "chat_template_kwargs": switches}
     if isinstance(request, MessagesRequest):
-        values |= {"max_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p}
-        values |= {"top_k": request.top_k, "stop": request.stop_sequences, "stream": request.stream}
+        values |= {**request.common, "max_tokens": request.max_tokens, "stop": request.stop_sequences}
     if request.tools:
         values["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
     if request.tool_choice is not None:
         values |= _choice(request.tool_choice)
     if request.thinking is not None:
         if request.thinking.type == "disabled":
-            values["chat_template_kwargs"] = {"enable_thinking": False}
+            switches.setdefault("enable_thinking", False)
         values["thinking_budget"] = request.thinking.budget_tokens
     if request.output_config is not None:
         values["reasoning_effort"] = request.output_config.effort

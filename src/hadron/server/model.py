@@ -5,15 +5,16 @@ All of this may run in any thread: it reads, and asks the engine only what never
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hadron.engine.assemble import PLACEHOLDERS
-from hadron.errors import HadronError, TokenizerError
+from hadron.errors import HadronError, RequestError, TokenizerError
 from hadron.sampling_params import SamplingParams
-from hadron.server.errors import ApiError
-from hadron.tokenizer.chat_template import ChatTemplate
+from hadron.server.errors import ApiError, from_error
+from hadron.tokenizer.chat_template import ChatTemplate, refuse_pictures
 from hadron.tokenizer.markup import Markup
 from hadron.tokenizer.tokenizer import Tokenizer
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hadron.engine.engine import Engine
     from hadron.server.protocol import Sampling
 
+log = logging.getLogger("hadron.server")
+
 #: Stands where the answer is to go on, while a template renders; from Unicode's private use area.
 _HERE = "\ue000\ue0fe\ue000"
 _ARGUMENTS = ("messages", "tools", "add_generation_prompt")
@@ -29,13 +32,13 @@ _ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model. names: what clients may call it. template: None where the checkpoint has none."""
+    """A loaded model. names: what clients may call it. template: or why there is none that can be used."""
 
     names: tuple[str, ...]
     engine: Engine
     tokenizer: Tokenizer | None
     markup: Markup | None
-    template: ChatTemplate | None
+    template: ChatTemplate | TokenizerError
     defaults: Mapping[str, Any]
     placeholders: Mapping[int, str]
     created: int
@@ -45,10 +48,12 @@ class Model:
         """From what was loaded."""
         plan, engine, tokenizer = assembled
         assert plan.root is not None
+        template: ChatTemplate | TokenizerError
         try:
-            template = None if tokenizer is None else ChatTemplate.load(plan.root)
-        except TokenizerError:
-            template = None
+            template = ChatTemplate.load(plan.root)
+        except TokenizerError as error:
+            template = error
+            log.warning("no chats: %s", one_line(error))
         config = plan.facts.config
         ids = {config.get(f"{kind}_token_id"): kind for kind in PLACEHOLDERS}
         return cls(
@@ -130,12 +135,15 @@ class Model:
                 "switches", param=f"chat_template_kwargs.{clash[0]}",
             )  # fmt: skip
         self.text_tokenizer()
-        if self.template is None:
-            raise ApiError(
-                400, "the checkpoint has no chat template: give a plain prompt to /v1/completions, or copy "
-                "chat_template.jinja from the original release beside the weights and start again",
-                param="messages", code="no_chat_template",
-            )  # fmt: skip
+        try:
+            refuse_pictures(messages)
+        except RequestError as error:
+            raise from_error(error, code="no_vision") from error
+        if isinstance(self.template, TokenizerError):
+            refusal = from_error(self.template, code="no_chat_template")
+            refusal.param = "messages"
+            refusal.message += ", and start again; /v1/completions takes plain prompts"
+            raise refusal from self.template
         if not go_on:
             return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **switches)
         marked = [*messages[:-1], _marked(messages[-1])]

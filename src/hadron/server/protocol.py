@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hadron.server.errors import ApiError
+from hadron.server.streaming import json_bytes
 
 Json = dict[str, Any]
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -19,10 +22,51 @@ class Given(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+
+class Body(Given):
+    """All of a request.
+
+    Lone surrogates, which JSON can spell and UTF-8 cannot, are refused wherever they are.
+    """
+
     @property
-    def unknown(self) -> list[str]:
-        """Names of fields that have no meaning here."""
+    def ignored(self) -> list[str]:
+        """Names of fields, with which nothing is done."""
         return sorted(self.model_extra or ())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_sent_back(cls, values: Any) -> Any:
+        try:
+            json_bytes(values)
+        except UnicodeEncodeError:
+            where = _unspeakable(values)
+            raise ApiError(
+                400, f"{where}: found a lone surrogate; accepted: Unicode text", param=where, code="invalid_unicode"
+            ) from None
+        except RecursionError:
+            raise ApiError(400, "body: it is nested too deeply; accepted: fewer levels", param="body") from None
+        return values
+
+
+def _unspeakable(values: Any) -> str:
+    """Where a text is that has no UTF-8; of a key, what holds it."""
+    left: list[tuple[str, Any]] = [("", values)]
+    while left:
+        where, value = left.pop()
+        if isinstance(value, str) and not _is_unicode(value):
+            break
+        if isinstance(value, list):
+            left += [(f"{where}[{index}]", each) for index, each in enumerate(value)]
+        elif isinstance(value, dict):
+            if not all(map(_is_unicode, value)):
+                break
+            left += [(f"{where}.{key}".lstrip("."), each) for key, each in value.items()]
+    return where[:200] or "body"
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class StreamOptions(Given):
@@ -32,8 +76,8 @@ class StreamOptions(Given):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(Given):
-    """How to continue; None is the checkpoint's default."""
+class Common(Body):
+    """How to continue, as every interface takes it; None is the checkpoint's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -44,16 +88,27 @@ class Sampling(Given):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    n: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    thinking_budget: int | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Json | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
     stream: bool | None = None
+
+    @property
+    def common(self) -> Json:
+        """These fields alone."""
+        return {name: getattr(self, name) for name in Common.model_fields}
+
+
+class Sampling(Common):
+    """How to continue, as OpenAI's older interfaces take it."""
+
+    n: int | None = None
+    stop: str | list[str] | None = None
+    thinking_budget: int | None = None
+    prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     model: str | None = None
     user: str | None = None
@@ -155,6 +210,21 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    @property
+    def demands_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def ignored(self) -> list[str]:
+        """Also a format beside a call that is demanded, and strictness of one that is not."""
+        names = super().ignored
+        if self.demands_call and self.response_format is not None and self.response_format.type != "text":
+            names.append("response_format")
+        if not self.demands_call and any(tool.function.strict for tool in self.tools or ()):
+            names.append("tools.function.strict")
+        return names
+
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`. prompt: text, token ids, or a list of either."""
@@ -162,14 +232,13 @@ class CompletionRequest(Sampling):
     prompt: str | TokenIds | list[str] | list[TokenIds]
     max_tokens: int | None = 16
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
     response_format: ResponseFormat | None = None
 
 
-class TokenizeRequest(Given):
+class TokenizeRequest(Body):
     """`POST /tokenize`: a text, or messages as the chat template writes them."""
 
     model: str | None = None
@@ -178,11 +247,12 @@ class TokenizeRequest(Given):
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Given):
+class DetokenizeRequest(Body):
     """`POST /detokenize`."""
 
     model: str | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hadron.server.answers import Answers, Piece, chat_logprobs
+from hadron.server.answers import Answers, Piece, Row, chat_logprobs
 from hadron.server.blocks import Block, Blocks, Change, Kind
 from hadron.server.chat import Prepared
 from hadron.server.errors import ApiError
@@ -34,7 +34,6 @@ class ResponseAnswer:
     answers: Answers
     answer_id: str
     _created: int = field(default_factory=lambda: int(time.time()))
-    _rows: list[Any] = field(default_factory=list)
 
     async def whole(self) -> dict[str, Any]:
         """The answer at once."""
@@ -42,11 +41,9 @@ class ResponseAnswer:
         reason: str | None = None
         async for pieces in self.answers:
             for piece in pieces:
-                for _ in blocks.push(piece.parts):
+                for _ in _changes(blocks, piece):
                     pass
-                self._rows += piece.rows
                 reason = piece.finish_reason
-        list(blocks.finish())
         return self._response(blocks, reason)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -62,9 +59,9 @@ class ResponseAnswer:
         try:
             async for pieces in self.answers:
                 for piece in pieces:
-                    self._rows += piece.rows
-                    for kind, values in self._changes(blocks, piece):
-                        yield numbered(kind, **values)
+                    for change in _changes(blocks, piece):
+                        for kind, values in self._changed(change):
+                            yield numbered(kind, **values)
                     if piece.finish_reason is not None:
                         response = self._response(blocks, piece.finish_reason)
                         yield numbered(f"response.{response['status']}", response=response)
@@ -73,19 +70,13 @@ class ResponseAnswer:
             failed["error"] = {"code": "server_error", "message": error.message}
             yield numbered("response.failed", response=failed)
 
-    def _changes(self, blocks: Blocks, piece: Piece) -> Iterator[tuple[str, dict[str, Any]]]:
-        for change in blocks.push(piece.parts):
-            yield from self._changed(change)
-        if piece.finish_reason is not None:
-            for change in blocks.finish():
-                yield from self._changed(change)
-
     def _changed(self, change: Change) -> Iterator[tuple[str, dict[str, Any]]]:
         block = change.block
         _, part, name = _NAMES[block.kind]
         place: dict[str, Any] = {"item_id": self._item_id(block), "output_index": block.index}
         inner = place if block.kind is Kind.CALL else {**place, "content_index": 0}
-        more: dict[str, Any] = {"logprobs": []} if block.kind is Kind.TEXT else {}
+        rows = change.rows if change.added is not None else block.rows
+        more: dict[str, Any] = {"logprobs": self._logprobs(rows)} if block.kind is Kind.TEXT else {}
         if change.added is not None:
             yield f"{name}.delta", {**inner, "delta": change.added, **more}
         elif block.closed:
@@ -93,23 +84,28 @@ class ResponseAnswer:
                 yield f"{name}.done", {**inner, "name": block.name, "arguments": block.text}
             else:
                 yield f"{name}.done", {**inner, "text": block.text, **more}
-                yield "response.content_part.done", {**inner, "part": _part(part, block.text, [])}
+                yield "response.content_part.done", {**inner, "part": _part(part, block.text, **more)}
             yield "response.output_item.done", {"output_index": block.index, "item": self._item(block)}
         else:
             yield "response.output_item.added", {"output_index": block.index, "item": self._item(block, begun=True)}
             if part:
-                yield "response.content_part.added", {**inner, "part": _part(part, "", [])}
+                yield "response.content_part.added", {**inner, "part": _part(part, "", **more)}
+
+    def _logprobs(self, rows: Sequence[Row]) -> list[Any]:
+        most = self.prepared.params.logprobs
+        return [] if most is None else list(chat_logprobs(rows, self.model.text_tokenizer(), most)["content"])
 
     def _item_id(self, block: Block) -> str:
         return f"{_NAMES[block.kind][0]}_{self.answer_id.removeprefix('resp_')}_{block.index}"
 
-    def _item(self, block: Block, *, begun: bool = False, logprobs: list[Any] | None = None) -> dict[str, Any]:
-        item: dict[str, Any] = {"id": self._item_id(block), "status": "in_progress" if begun else "completed"}
+    def _item(self, block: Block, *, begun: bool = False) -> dict[str, Any]:
+        ended = "completed" if block.closed and not block.cut else "incomplete"
+        item: dict[str, Any] = {"id": self._item_id(block), "status": "in_progress" if begun else ended}
         part = _NAMES[block.kind][1]
         if block.kind is Kind.CALL:
             call = {"call_id": block.call_id, "name": block.name, "arguments": "" if begun else block.text}
             return {**item, "type": "function_call", **call}
-        content = [] if begun else [_part(part, block.text, logprobs or [])]
+        content = [] if begun else [_part(part, block.text, self._logprobs(block.rows))]
         if block.kind is Kind.THOUGHT:
             return {**item, "type": "reasoning", "summary": [], "content": content}
         return {**item, "type": "message", "role": "assistant", "content": content}
@@ -117,13 +113,6 @@ class ResponseAnswer:
     def _response(self, blocks: Blocks, reason: str | None, *, status: str | None = None) -> dict[str, Any]:
         request, params = self.request, self.prepared.params
         cut = reason == "length"
-        rows: list[Any] = []
-        if params.logprobs is not None:
-            rows = chat_logprobs(self._rows, self.model.text_tokenizer(), params.logprobs)["content"]
-        texts = [block for block in blocks.all if block.kind is Kind.TEXT]
-        output = [self._item(block, logprobs=rows if texts and block is texts[0] else None) for block in blocks.all]
-        if cut and output:
-            output[-1]["status"] = "incomplete"
         counts = self.answers.counts
         given = request.model_dump(exclude_none=True, by_alias=True)
         return {
@@ -134,7 +123,7 @@ class ResponseAnswer:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": self.prepared.model,
-            "output": output,
+            "output": [self._item(block) for block in blocks.all],
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
@@ -158,7 +147,13 @@ class ResponseAnswer:
         }  # fmt: skip
 
 
-def _part(kind: str, text: str, logprobs: list[Any]) -> dict[str, Any]:
+def _changes(blocks: Blocks, piece: Piece) -> Iterator[Change]:
+    yield from blocks.push(piece.parts, piece.rows)
+    if piece.finish_reason is not None:
+        yield from blocks.finish(piece.finish_reason)
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     if kind == "output_text":
         return {"type": kind, "text": text, "annotations": [], "logprobs": logprobs}
     return {"type": kind, "text": text}

@@ -8,7 +8,10 @@ from pydantic import Field
 
 from hadron.server.errors import ApiError
 from hadron.server.messages_protocol import validated
-from hadron.server.protocol import ChatRequest, Given, Json
+from hadron.server.protocol import ChatRequest, Common, Given, Json
+
+#: The one value of `include` that says more than the answer does anyway.
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class Item(Given):
@@ -65,17 +68,17 @@ class Text(Given):
     verbosity: str | None = None
 
 
-class ResponsesRequest(Given):
+class ResponsesRequest(Common):
     """`POST /v1/responses`."""
 
     input: str | Annotated[list[Item], Field(min_length=1)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
-    stream: bool | None = None
+    stop: str | list[str] | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: Json | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -90,6 +93,19 @@ class ResponsesRequest(Given):
     include: list[str] | None = None
     user: str | None = None
 
+    @property
+    def ignored(self) -> list[str]:
+        """Also what is known and asks for something that there is not."""
+        demanded = self.tool_choice == "required" or isinstance(self.tool_choice, NamedChoice)
+        asked = {
+            "include": set(self.include or ()) - {_LOGPROBS},
+            "reasoning.summary": self.reasoning is not None and self.reasoning.summary,
+            "text.verbosity": self.text is not None and self.text.verbosity,
+            "tools.strict": not demanded and any(tool.strict for tool in self.tools or ()),
+            "truncation": self.truncation == "auto",
+        }
+        return super().ignored + [name for name, given in asked.items() if given]
+
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The chat request that means the same; `ApiError` where there is none."""
@@ -99,9 +115,10 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
                 400, f"{name}: nothing is stored here; accepted: the whole conversation as input", param=name
             )  # fmt: skip
     values: Json = {
+        **request.common,
         "model": request.model, "messages": _messages(request), "max_tokens": request.max_output_tokens,
-        "temperature": request.temperature, "top_p": request.top_p, "stream": request.stream,
-        "parallel_tool_calls": request.parallel_tool_calls,
+        "stop": request.stop, "thinking_budget": request.thinking_budget,
+        "chat_template_kwargs": request.chat_template_kwargs, "parallel_tool_calls": request.parallel_tool_calls,
     }  # fmt: skip
     if request.tools:
         values["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
@@ -118,7 +135,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         values["response_format"] = {"type": form.type}
         if form.type == "json_schema":
             values["response_format"]["json_schema"] = schema
-    if request.top_logprobs:
+    if request.top_logprobs or _LOGPROBS in (request.include or ()):
         values |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     return validated(values)
 

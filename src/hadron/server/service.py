@@ -75,7 +75,9 @@ class Service:
     async def respond_openai(self, request: Request, body: ResponsesRequest) -> Response:
         """`/v1/responses`."""
         chat = responses_protocol.as_chat(body)
-        prepared = await self.prepared(prepare_chat, chat, capped=True, names=responses_protocol.error_names())
+        prepared = await self.prepared(
+            prepare_chat, chat, capped=True, names=responses_protocol.error_names(), ignored=body.ignored
+        )
         generation, answers = self.begin(request, prepared)
         answer_id = f"resp_{record_of(request.scope).request_id}"
         made = ResponseAnswer(self.model, body, prepared, answers, answer_id)
@@ -84,7 +86,9 @@ class Service:
     async def message(self, request: Request, body: MessagesRequest) -> Response:
         """`/v1/messages`."""
         chat = messages_protocol.as_chat(body)
-        prepared = await self.prepared(prepare_chat, chat, capped=True, names=messages_protocol.error_names())
+        prepared = await self.prepared(
+            prepare_chat, chat, capped=True, names=messages_protocol.error_names(), ignored=body.ignored
+        )
         generation, answers = self.begin(request, prepared)
         made = MessageAnswer(prepared, answers, f"msg_{record_of(request.scope).request_id}")
         return await self.respond(request, [generation], answers.counts, bool(body.stream), made.whole, made.events)
@@ -106,7 +110,7 @@ class Service:
         record = record_of(request.scope)
         several = await self.prepared(prepare_completions, body)
         self._note(record, several)
-        self.worker.admit(sum(prepared.params.n for prepared in several))
+        self.worker.admit(sum(prepared.params.n for prepared in several), begun=True)
         generations = [
             self.worker.generate(each.ids, each.params, each.text, priority=each.priority, admitted=True)
             for each in several

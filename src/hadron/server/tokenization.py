@@ -24,6 +24,7 @@ def tokenize(model: Model, request: TokenizeRequest) -> dict[str, Any]:
             [tool.model_dump(exclude_none=True) for tool in request.tools or ()] or None,
             request.chat_template_kwargs,
             add_generation_prompt=request.add_generation_prompt is not False,
+            go_on=bool(request.continue_final_message),
         )
         special = bool(request.add_special_tokens)
     ids = tokenizer.encode(text, add_special_tokens=special)

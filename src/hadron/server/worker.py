@@ -103,6 +103,7 @@ class Worker:
         self._ids = count()
         self._seconds = 0.0
         self.draining = False
+        self._ended = False
         self.load = Load(0, 0, 0, 0, 0)
         self.stats = Stats()
         self.on_token: Callable[[Generation, float, int], None] = lambda generation, now, tokens: None
@@ -120,13 +121,14 @@ class Worker:
 
     def abandon(self) -> None:
         """Tell everybody who waits that nothing more will come."""
+        self._ended = True
         error = ApiError(503, "the server was stopped before the answer was complete", code="shutting_down")
         for generation in self._live.values():
             generation.put([_failure(0, error)], time.monotonic())
 
     def stop(self) -> None:
         """End every request and the thread."""
-        self.draining = True
+        self.draining = self._ended = True
         self._commands.put(None)
 
     def join(self, timeout: float) -> bool:
@@ -140,9 +142,9 @@ class Worker:
         """Continuations that run or wait."""
         return sum(generation.open for generation in self._live.values())
 
-    def admit(self, continuations: int) -> None:
-        """`ApiError` 429 where so many more would be too many, 503 while the server ends."""
-        if self.draining:
+    def admit(self, continuations: int, *, begun: bool = False) -> None:
+        """`ApiError` 429 where so many more would be too many, 503 while the server ends; begun: once it has."""
+        if self._ended or (self.draining and not begun):
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self._wait)
         if self.active and self.active + continuations > self._most:
             raise ApiError(
@@ -163,9 +165,9 @@ class Worker:
         answer: bool = False,
         admitted: bool = False,
     ) -> Generation:
-        """Queue a request whose prompt and parameters have been checked. admitted: `admit` has been asked."""
+        """Queue a request that has begun, with checked prompt and parameters. admitted: `admit` has been asked."""
         if not admitted:
-            self.admit(params.n)
+            self.admit(params.n, begun=True)
         request_id = str(next(self._ids))
         generation = Generation(request_id, len(ids), params.n)
         self._live[request_id] = generation
@@ -216,16 +218,15 @@ class Worker:
         engine = assembled.engine
         self.stats, self.load = engine.stats, engine.load
         self._call(_settle, self._loaded, assembled, None)
-        while self._obey(engine):
-            if not engine.has_requests:
-                continue
+        going = True
+        while going:
             try:
-                events = engine.step()
+                going = self._obey(engine)
+                if going and engine.has_requests:
+                    self._send(self._taken(engine.step()))
             except Exception as error:
                 log.exception("a step failed")
                 self._send(self._lost(engine, error))
-            else:
-                self._send(self._taken(events))
             self.load = engine.load
         engine.abort_all()
         self.load = engine.load

@@ -69,8 +69,8 @@ class PieceSplitter:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun."""
-        return self._calls is not None and self._calls.count > 0
+        """Whether calls have come, and none is open."""
+        return self._calls is not None and self._calls.count > 0 and not self._calls.inside
 
     def push(self, pieces: Sequence[Piece]) -> list[Part]:
         """What the pieces add."""
@@ -165,7 +165,7 @@ class AnswerSplitter:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun."""
+        """See `PieceSplitter.has_calls`."""
         return self._pieces.has_calls
 
     def push(self, token: int | None, text: str) -> list[Part]:

@@ -24,6 +24,9 @@ from hadron.errors import RequestError, TokenizerError
 
 Message = Mapping[str, Any]
 
+#: Types of a message's parts that are text.
+TEXTS = ("text", "input_text", "output_text", "refusal")
+
 
 class ChatTemplate:
     """A compiled template. variables: names every rendering sees (`bos_token`, …)."""
@@ -106,6 +109,21 @@ class ChatTemplate:
             accepted="a jinja2 template that stays inside the sandbox",
             hint="copy chat_template.jinja from the original release",
         )
+
+
+def refuse_pictures(messages: Sequence[Message]) -> None:
+    """`RequestError` for a part that is no text: templates may leave one out, or write a note in its place."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for number, part in enumerate(content if isinstance(content, Sequence) else ()):
+            if isinstance(part, Mapping) and part.get("type") not in TEXTS:
+                raise RequestError(
+                    "pictures and films cannot be read",
+                    where=f"messages[{index}].content[{number}].type",
+                    found=repr(part.get("type"))[:80],
+                    accepted=f"parts that are text ({', '.join(TEXTS)}): the vision tower is not run",
+                    hint="leave the part out",
+                )
 
 
 def decode_tool_arguments(messages: Sequence[Message]) -> list[dict[str, Any]]:

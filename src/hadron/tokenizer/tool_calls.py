@@ -9,7 +9,6 @@ schema excludes text takes JSON; so does one without a schema, where the value i
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -17,10 +16,10 @@ from typing import Any, NoReturn
 
 from hadron.tokenizer.markup import Mark, Piece
 
-#: What a function may be called; anything else between the markers is text.
-_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _TYPES = frozenset({*_PYTHON_TYPES.values(), "null"})
+#: How deep a schema is followed, through references and alternatives; what lies deeper says nothing.
+_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +53,21 @@ def admits_text(schema: Any, root: Any = None) -> bool | None:
 
     root: what `$ref` is looked up in.
     """
-    types = _types(schema, schema if root is None else root, frozenset())
+    types = _types(schema, schema if root is None else root, {}, 0)
     return None if types is None else "string" in types
 
 
-def _types(schema: Any, root: Any, seen: frozenset[str]) -> frozenset[str] | None:
-    if not isinstance(schema, Mapping):
+def _types(schema: Any, root: Any, known: dict[str, frozenset[str] | None], depth: int) -> frozenset[str] | None:
+    """known: what references have led to, so that each is followed once."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
     found: frozenset[str] | None = None
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        found = _types(_referred(reference, root), root, seen | {reference})
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = None  # a circle says nothing
+            known[reference] = _types(_referred(reference, root), root, known, depth + 1)
+        found = known[reference]
     declared = schema.get("type")
     listed = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else None
     if listed and all(isinstance(name, str) and name in _TYPES for name in listed):
@@ -74,12 +77,12 @@ def _types(schema: Any, root: Any, seen: frozenset[str]) -> frozenset[str] | Non
         found = _both(found, frozenset(_PYTHON_TYPES.get(type(value), "null") for value in values))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            several = [_types(each, root, seen) for each in schema[key]]
+            several = [_types(each, root, known, depth + 1) for each in schema[key]]
             union = frozenset().union(*(each for each in several if each is not None))
             found = _both(found, union if None not in several or "string" in union else None)
     if isinstance(schema.get("allOf"), list):
         for each in schema["allOf"]:
-            found = _both(found, _types(each, root, seen))
+            found = _both(found, _types(each, root, known, depth + 1))
     return found
 
 
@@ -139,7 +142,8 @@ class _State(Enum):
 
 
 class ToolCallSplitter:
-    """Pieces to text and calls. tools: the parameters of each function that was offered, by name."""
+    """Pieces to text and calls. tools: the parameters of each function that was offered, by name; a call of any other
+    is text."""
 
     def __init__(self, tools: Mapping[str, Parameters]) -> None:
         self._tools = tools
@@ -222,7 +226,7 @@ class ToolCallSplitter:
 
     def _begin(self) -> list[CallPart]:
         name = self._buffer.strip()
-        if not _NAME.fullmatch(name):
+        if name not in self._tools:
             self._state = _State.TEXT
             return [Content(Mark.CALL + self._buffer)]
         self._index += 1
@@ -232,8 +236,7 @@ class ToolCallSplitter:
 
     def _begin_value(self) -> list[CallPart]:
         self._state, self._buffer = _State.VALUE, ""
-        tool = self._tools.get(self._name)
-        self._text_allowed = None if tool is None else tool.admits_text(self._key)
+        self._text_allowed = self._tools[self._name].admits_text(self._key)
         if self._text_allowed and self._key not in self._keys:
             return self._arguments(self._opening() + '"')
         return []
