@@ -44,73 +44,205 @@ KINDS = (
                 "Tell me the code of {n}.",
                 "Which code does {n} have?",
                 "What code belongs to {n}?",
+                "Do you know the code of {n}?",
+                "{n} has what code?",
+                "Say the code of {n}.",
+                "I need the code of {n}.",
+                "The code of {n}, please.",
             ),
             ("Please tell me the code of {n}.", "{n} has which code?"),
         ),
-        Phrases(("Give only the code of {n}.", "Just the code of {n}."), ("Only the code of {n}, please.",)),
+        Phrases(
+            (
+                "Give only the code of {n}.",
+                "Just the code of {n}.",
+                "Nothing but the code of {n}.",
+                "In short, the code of {n}.",
+            ),
+            ("Only the code of {n}, please.",),
+        ),
         "code",
     ),
     Fact(
         "{n} keeps the {v}.",
         Phrases(
-            ("What does {n} keep?", "Tell me what {n} keeps.", "Which thing does {n} keep?"),
+            (
+                "What does {n} keep?",
+                "Tell me what {n} keeps.",
+                "Which thing does {n} keep?",
+                "What is kept by {n}?",
+                "Do you know what {n} keeps?",
+                "Say what {n} keeps.",
+                "{n} keeps which thing?",
+                "I need to know what {n} keeps.",
+            ),
             ("Please tell me what {n} keeps.", "{n} keeps what?"),
         ),
-        Phrases(("Give only what {n} keeps.", "Just what {n} keeps."), ("Only what {n} keeps, please.",)),
+        Phrases(
+            (
+                "Give only what {n} keeps.",
+                "Just what {n} keeps.",
+                "Nothing but what {n} keeps.",
+                "In short, what {n} keeps.",
+            ),
+            ("Only what {n} keeps, please.",),
+        ),
         "thing",
     ),
     Fact(
         "{n} lives in {v}.",
         Phrases(
-            ("Where does {n} live?", "In which place does {n} live?", "Tell me where {n} lives."),
+            (
+                "Where does {n} live?",
+                "In which place does {n} live?",
+                "Tell me where {n} lives.",
+                "Do you know where {n} lives?",
+                "What is the place where {n} lives?",
+                "Say where {n} lives.",
+                "{n} lives in which place?",
+                "I need to know where {n} lives.",
+            ),
             ("Please tell me where {n} lives.", "{n} lives where?"),
         ),
-        Phrases(("Give only the place where {n} lives.", "Just where {n} lives."), ("Only where {n} lives, please.",)),
+        Phrases(
+            (
+                "Give only the place where {n} lives.",
+                "Just where {n} lives.",
+                "Nothing but where {n} lives.",
+                "In short, where {n} lives.",
+            ),
+            ("Only where {n} lives, please.",),
+        ),
         "place",
     ),
     Fact(
         "{n} is {v} years old.",
         Phrases(
-            ("How old is {n}?", "What is the age of {n}?", "Tell me how old {n} is."),
+            (
+                "How old is {n}?",
+                "What is the age of {n}?",
+                "Tell me how old {n} is.",
+                "Which age does {n} have?",
+                "Do you know how old {n} is?",
+                "Say how old {n} is.",
+                "How many years old is {n}?",
+                "I need the age of {n}.",
+            ),
             ("Please tell me how old {n} is.", "{n} is how old?"),
         ),
-        Phrases(("Give only the age of {n}.", "Just the age of {n}."), ("Only the age of {n}, please.",)),
+        Phrases(
+            (
+                "Give only the age of {n}.",
+                "Just the age of {n}.",
+                "Nothing but the age of {n}.",
+                "In short, the age of {n}.",
+            ),
+            ("Only the age of {n}, please.",),
+        ),
         "age",
     ),
     Fact(
         "{n} works as a {v}.",
         Phrases(
-            ("What does {n} work as?", "What is the job of {n}?", "Tell me the job of {n}."),
+            (
+                "What does {n} work as?",
+                "What is the job of {n}?",
+                "Tell me the job of {n}.",
+                "Which job does {n} have?",
+                "Do you know the job of {n}?",
+                "{n} works as what?",
+                "Say what {n} works as.",
+                "I need the job of {n}.",
+            ),
             ("Please tell me the job of {n}.", "{n} has which job?"),
         ),
-        Phrases(("Give only the job of {n}.", "Just the job of {n}."), ("Only the job of {n}, please.",)),
+        Phrases(
+            (
+                "Give only the job of {n}.",
+                "Just the job of {n}.",
+                "Nothing but the job of {n}.",
+                "In short, the job of {n}.",
+            ),
+            ("Only the job of {n}, please.",),
+        ),
         "job",
     ),
     Fact(
         "{n} likes {v}.",
         Phrases(
-            ("What does {n} like?", "Tell me what {n} likes.", "Which food does {n} like?"),
+            (
+                "What does {n} like?",
+                "Tell me what {n} likes.",
+                "Which food does {n} like?",
+                "What is liked by {n}?",
+                "Do you know what {n} likes?",
+                "Say what {n} likes.",
+                "{n} likes which food?",
+                "I need to know what {n} likes.",
+            ),
             ("Please tell me what {n} likes.", "{n} likes what?"),
         ),
-        Phrases(("Give only what {n} likes.", "Just what {n} likes."), ("Only what {n} likes, please.",)),
+        Phrases(
+            (
+                "Give only what {n} likes.",
+                "Just what {n} likes.",
+                "Nothing but what {n} likes.",
+                "In short, what {n} likes.",
+            ),
+            ("Only what {n} likes, please.",),
+        ),
         "food",
     ),
     Fact(
         "{n} sits in room {v}.",
         Phrases(
-            ("In which room does {n} sit?", "Which room is the room of {n}?", "Tell me the room of {n}."),
+            (
+                "In which room does {n} sit?",
+                "Which room is the room of {n}?",
+                "Tell me the room of {n}.",
+                "Which room does {n} sit in?",
+                "Do you know the room of {n}?",
+                "Where does {n} sit?",
+                "Say which room {n} sits in.",
+                "I need the room of {n}.",
+            ),
             ("Please tell me the room of {n}.", "{n} sits in which room?"),
         ),
-        Phrases(("Give only the room of {n}.", "Just the room of {n}."), ("Only the room of {n}, please.",)),
+        Phrases(
+            (
+                "Give only the room of {n}.",
+                "Just the room of {n}.",
+                "Nothing but the room of {n}.",
+                "In short, the room of {n}.",
+            ),
+            ("Only the room of {n}, please.",),
+        ),
         "room",
     ),
     Fact(
         "The animal of {n} is a {v}.",
         Phrases(
-            ("What is the animal of {n}?", "Tell me the animal of {n}.", "Which animal does {n} have?"),
+            (
+                "What is the animal of {n}?",
+                "Tell me the animal of {n}.",
+                "Which animal does {n} have?",
+                "{n} has what animal?",
+                "Do you know the animal of {n}?",
+                "Say the animal of {n}.",
+                "Which is the animal of {n}?",
+                "I need the animal of {n}.",
+            ),
             ("Please tell me the animal of {n}.", "{n} has which animal?"),
         ),
-        Phrases(("Give only the animal of {n}.", "Just the animal of {n}."), ("Only the animal of {n}, please.",)),
+        Phrases(
+            (
+                "Give only the animal of {n}.",
+                "Just the animal of {n}.",
+                "Nothing but the animal of {n}.",
+                "In short, the animal of {n}.",
+            ),
+            ("Only the animal of {n}, please.",),
+        ),
         "animal",
     ),
 )
@@ -179,7 +311,7 @@ def retrieval(source: Source, level: int | None = None) -> Sample:
         messages += [user(block), assistant(source.pick(NOTED))]
     learned, final = [], ""
     for i, (kind, name, v) in enumerate(asked):
-        brief = source.chance(0.15)
+        brief = source.chance(0.25)
         question = source.phrase(kind.brief if brief else kind.asked).format(n=name)
         if place >= 0.4 and i == 0:
             question = f"{block}\n{question}"
