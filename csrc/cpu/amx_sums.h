@@ -163,7 +163,7 @@ inline void finish(const Weight& w, int64_t row, int64_t end, const float* sums,
     for (int64_t r = 0; r < kTileRows; ++r) {
         const bool inside = row + r < end;
         scale[r] = inside ? row_scale(w, row + r) : 0.0f;
-        bias[r] = inside && w.bias ? w.bias[row + r] : 0.0f;
+        bias[r] = inside && w.bias ? load<float>(w.bias, row + r) : 0.0f;
     }
     const __m512 by = _mm512_load_ps(scale), plus = _mm512_load_ps(bias);
     const auto rows = static_cast<__mmask16>((1u << (end - row < kTileRows ? end - row : kTileRows)) - 1);

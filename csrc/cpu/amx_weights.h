@@ -30,7 +30,7 @@ constexpr int scales_of(Span span) {  // scales of a row in a chunk
 }
 
 inline Span span_of(const Weight& w) {
-    if (w.zeros || w.element == Element::f32 || w.element == Element::f16) return Span::other;
+    if (w.zeros || !w.rounds()) return Span::other;
     if (w.granularity != Granularity::block && w.granularity != Granularity::group) return Span::all;
     if (w.block_columns % kChunk == 0) return Span::chunk;
     if (w.block_columns % 32 == 0) return Span::c32;

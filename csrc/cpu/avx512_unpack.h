@@ -27,6 +27,7 @@ enum class Order { none = -1, natural = 0, nibbles = 1, bytes = 2, lanes = 3, si
 enum class ScaleShape { other, after, chunk, lanes, halves };
 
 inline Order unpack_order(const Weight& w) {
+    if (!w.rounds()) return Order::none;
     switch (w.element) {
         case Element::bf16:
             return Order::natural;

@@ -16,7 +16,7 @@ struct Prepared {
 };
 
 // What one level offers for products by a Weight. Activations and results are float32; activations are
-// rounded to bfloat16 where a product begins (by float32 and float16 weights: not rounded), sums are
+// rounded to bfloat16 where a product begins (by float32, float16 and exact weights: not rounded), sums are
 // float32, and every sum has one order, whatever the number of tokens and the split of rows.
 struct Kernels {
     const char* name;

@@ -101,7 +101,7 @@ inline __m512 add_chunk_zeros(__m512 acc, const Bf16x4& w, const uint16_t* x, __
 }
 
 inline float finish(const Weight& w, int64_t row, __m512 acc) {
-    return _mm512_reduce_add_ps(acc) * row_scale(w, row) + (w.bias ? w.bias[row] : 0.0f);
+    return _mm512_reduce_add_ps(acc) * row_scale(w, row) + (w.bias ? load<float>(w.bias, row) : 0.0f);
 }
 
 // Rows with up to kStreamTokens tokens: every code is read, unpacked and used at once.

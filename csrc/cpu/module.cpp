@@ -58,7 +58,8 @@ std::vector<std::string> levels() {
 Weight make_weight(const std::string& element, const std::string& granularity, const std::string& scale_type,
                    int64_t rows, int64_t columns, int64_t block_rows, int64_t block_columns,
                    int64_t first_row, int64_t row_bytes, int64_t scale_stride, int64_t zero_stride,
-                   uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t bias, float global_scale) {
+                   uintptr_t codes, uintptr_t scales, uintptr_t zeros, uintptr_t bias, float global_scale,
+                   bool exact) {
     return Weight{parse<Element>(element, {"f32", "f16", "bf16", "fp8_e4m3", "fp4_e2m1", "fp6_e2m3",
                                            "fp6_e3m2", "int8", "int4"}),
                   parse<Granularity>(granularity, {"none", "tensor", "channel", "block", "group"}),
@@ -75,7 +76,8 @@ Weight make_weight(const std::string& element, const std::string& granularity, c
                   at<const uint8_t>(scales),
                   at<const int32_t>(zeros),
                   at<const float>(bias),
-                  global_scale};
+                  global_scale,
+                  exact};
 }
 
 // Weights of products that are called together; the objects of Python that hold them are kept alive.
@@ -113,7 +115,8 @@ NB_MODULE(_native, m) {
     m.def("weight", &make_weight, nb::arg("element"), nb::arg("granularity"), nb::arg("scale_type"),
           nb::arg("rows"), nb::arg("columns"), nb::arg("block_rows"), nb::arg("block_columns"),
           nb::arg("first_row"), nb::arg("row_bytes"), nb::arg("scale_stride"), nb::arg("zero_stride"),
-          nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("bias"), nb::arg("global_scale"));
+          nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("bias"), nb::arg("global_scale"),
+          nb::arg("exact"));
 
     nb::class_<WeightList>(m, "WeightList")
         .def(nb::init<>())

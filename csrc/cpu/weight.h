@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 // Headers are compiled once for every instruction-set level. A shared inline function would be kept once,
 // from whichever level the linker met first, and run on processors that do not have it: so none is shared.
@@ -38,6 +39,10 @@ struct Weight {
     const int32_t* zeros;   // null: symmetric; else packed along rows, plus 8
     const float* bias;      // null: none
     float global_scale;     // multiplies; 1 where there is none
+    bool exact;             // activations are not rounded, whatever the element
+
+    // Whether activations are rounded to bfloat16 where a product begins.
+    HADRON_LOCAL bool rounds() const { return !exact && element != Element::f32 && element != Element::f16; }
 
     // Scales of a row begin here (block: of the row of blocks that holds it).
     HADRON_LOCAL int64_t scale_row(int64_t row) const {
@@ -47,9 +52,9 @@ struct Weight {
     // Zero point of a row's group, in code units relative to INT4's zero (stored plus 8).
     HADRON_LOCAL int zero(int64_t row, int64_t group) const {
         const int64_t at = first_row + row;
-        return static_cast<int>((static_cast<uint32_t>(zeros[at / 8 * zero_stride + group]) >> (at % 8 * 4)) &
-                                15u) -
-               8;
+        uint32_t word;
+        std::memcpy(&word, zeros + at / 8 * zero_stride + group, sizeof word);
+        return static_cast<int>((word >> (at % 8 * 4)) & 15u) - 8;
     }
 };
 

@@ -119,19 +119,47 @@ def test_native_calls_are_counted_a_step_and_a_layer(monkeypatch: pytest.MonkeyP
     def linear() -> None:
         clock.now += 0.25
 
-    monkeypatch.setattr(native, "_native", SimpleNamespace(linear=linear, Weight=int, levels=tuple))
+    class Mla:
+        def __init__(self, heads: int) -> None:
+            self.heads = heads
+
+        def sparse_attend(self, tokens: int) -> int:
+            clock.now += 0.5
+            return tokens * self.heads
+
+    monkeypatch.setattr(native, "_native", SimpleNamespace(linear=linear, Mla=Mla, levels=tuple))
     profile = Profile(clock)
     with profile.installed():
         call = native.extension().linear
-        assert native.extension().Weight is int
+        attention = native.extension().Mla(3)
+        assert isinstance(attention, Mla)
         for _ in range(2):
             with profile.step():
                 clock.now += 1.0
-                for _ in range(8):
+                assert attention.sparse_attend(2) == 6
+                for _ in range(7):
                     call()
     found = profile.breakdown(layers=4)
     assert (found.native_calls, found.native_calls_a_layer) == (8, 2)
-    assert (found.native[0].ms, found.native_share) == pytest.approx((2000, 2 / 3))
+    assert [(s.name, s.calls, s.ms) for s in found.native] == [("linear", 7, 1750), ("sparse_attend", 1, 500)]
+    assert found.native_share == pytest.approx(2.25 / 3.25)
+
+
+@pytest.mark.skipif(not native.levels(), reason="this build has no native kernels: install with a C++ compiler")
+def test_methods_of_native_objects_are_counted_too() -> None:
+    """A subclass of a class of the extension is made like it, and taken where it is."""
+    from hadron.kernels.cpu.linear import Product
+    from tests.kernels.test_native import parse_scheme, random_weight
+
+    profile = Profile()
+    with profile.installed():
+        product = Product(random_weight(parse_scheme("bf16"), 8, 16), None, 1)
+        together = Product.group([product, product])
+        weights = native.extension().WeightList()
+        with profile.step():
+            weights.add(product.native)
+            assert torch.equal(*together([torch.ones(1, 16)] * 2))
+    assert {s.name: s.calls for s in profile.breakdown(layers=1).native} == {"add": 1, "linears": 1}
 
 
 def test_everything_is_put_back() -> None:

@@ -89,7 +89,7 @@ def random_weight(scheme: QuantizationScheme, rows: int, columns: int, seed: int
         case Granularity.GROUP:
             scale = floats(rows, groups).bfloat16()
     if scheme.zero_point:
-        zeros = codes(-(-rows // 8), groups * 4).view(torch.int32)
+        zeros = unaligned(codes(-(-rows // 8), groups * 4).view(torch.int32))
     global_scale = torch.tensor(0.37) if scheme.global_scale or scheme.fp8_stage else None
     assert weight is not None
     if scale is not None and scale.dim():
@@ -128,7 +128,7 @@ def test_a_product_equals_its_definition(level: str, name: str, shape: tuple[int
     values = dequantize(weight)
     torch.testing.assert_close(native_dequantize(weight), values, rtol=2e-7, atol=0)
     x = torch.randn(9, shape[1], generator=torch.Generator().manual_seed(1))
-    bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(2))
+    bias = unaligned(torch.randn(shape[0], generator=torch.Generator().manual_seed(2)))
     y = bind(weight, bias, 2)(x)
     expected = rounded(scheme, x).double() @ values.double().T + bias
     scale = rounded(scheme, x).double().abs() @ values.double().abs().T + 1

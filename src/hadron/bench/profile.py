@@ -175,7 +175,8 @@ class _Timed:
 
 
 class _Counted:
-    """The extension, with its functions timed."""
+    """The extension, with its functions timed, and the methods of what its classes make. Those are subclasses, whose
+    objects other functions of the extension take as they take its own."""
 
     def __init__(self, extension: Any, profile: Profile) -> None:
         self._extension = extension
@@ -183,9 +184,11 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._extension, name)
-        if callable(value) and not isinstance(value, type):
-            return self._profile.native_call(name, value)
-        return value
+        if isinstance(value, type):
+            methods = {n: getattr(value, n) for n in dir(value) if not n.startswith("_")}
+            timed = {n: self._profile.native_call(n, m) for n, m in methods.items() if inspect.isroutine(m)}
+            return type(value)(name, (value,), timed)
+        return self._profile.native_call(name, value) if callable(value) else value
 
 
 def _add(counted: dict[str, list[float]], name: str, seconds: float) -> None:

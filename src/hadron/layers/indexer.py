@@ -31,7 +31,7 @@ class Indexer:
         self.wk = weights.linear(f"{prefix}.wk")
         self.k_norm = LayerNorm(f"{prefix}.k_norm", dims.norm_eps, weights, kernels)
         self.weights_proj = weights.linear(f"{prefix}.weights_proj")
-        self.of_input = [self.wk, self.weights_proj]
+        self.of_input = [self.wk, kernels.function("indexer", "head_weights")(self.weights_proj)]
         self.table = None
         if dims.pooled:
             self.of_input.append(weights.linear(f"{prefix}.index_kpool_compress_gate"))

@@ -26,13 +26,13 @@ class Product:
 
     __slots__ = ("_bias", "_call", "_kept", "level", "native", "rows", "threads")
 
-    def __init__(self, weight: StoredWeight, bias: torch.Tensor | None, threads: int) -> None:
+    def __init__(self, weight: StoredWeight, bias: torch.Tensor | None, threads: int, *, exact: bool = False) -> None:
         self.threads = threads
         self.rows = weight.shape[0]
         self._bias = None if bias is None else bias.float().contiguous()
         self._kept = weight
         self.level = level()
-        self.native = _bind(weight, self._bias)
+        self.native = _bind(weight, self._bias, exact=exact)
         self._call = extension().linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,6 +41,10 @@ class Product:
         y = torch.empty(wide.shape[0], self.rows)
         self._call(self.level, self.native, wide.data_ptr(), wide.shape[0], y.data_ptr(), self.threads)
         return y
+
+    def exact(self) -> Product:
+        """The same product, but that x is not rounded whatever the weight's scheme."""
+        return Product(self._kept, self._bias, self.threads, exact=True)
 
     @staticmethod
     def group(products: Sequence[Product]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
@@ -78,7 +82,7 @@ def dequantize(weight: StoredWeight) -> torch.Tensor:
     return out
 
 
-def _bind(weight: StoredWeight, bias: torch.Tensor | None) -> Any:
+def _bind(weight: StoredWeight, bias: torch.Tensor | None, *, exact: bool = False) -> Any:
     scheme, scale, zeros = weight.scheme, weight.scale, weight.zero_point
     codes = weight.weight
     assert all(t.device.type == "cpu" and (t.dim() < 2 or t.stride(-1) == 1) for t in weight.tensors())
@@ -100,4 +104,5 @@ def _bind(weight: StoredWeight, bias: torch.Tensor | None) -> Any:
         zeros=0 if zeros is None else zeros.data_ptr(),
         bias=0 if bias is None else bias.data_ptr(),
         global_scale=1.0 if weight.global_scale is None else float(weight.global_scale),
+        exact=exact,
     )
