@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from hadron.engine import sampler
 from hadron.engine.assemble import assemble
@@ -24,6 +25,22 @@ from tests.conftest import RANDOM
 TOKENIZER = Tokenizer.load(RANDOM)
 EOS = 480
 NAME = "tiny"
+GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0, "seed": 1}
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
+CHAT = "/v1/chat/completions"
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"what": {"type": "string"}, "times": {"type": "integer"}},
+            "required": ["what"],
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 
 
 def assembled(model: Any = RANDOM, **options: Any) -> Any:
@@ -120,3 +137,24 @@ def http(server: Server) -> Iterator[httpx.Client]:
     """A plain client of it."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def say(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

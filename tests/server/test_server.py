@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-import shutil
 import socket
 import threading
 import time
@@ -21,15 +19,21 @@ from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
 from hadron.server.model import Model
 from hadron.server.run import Server, listen
-from tests.conftest import DATA, RANDOM
-from tests.server.running import NAME, TOKENIZER, Scripts, assembled, http, idle, running, scripts, server, until
-
-HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
-CHAT = "/v1/chat/completions"
-
-
-def say(text: str, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+from tests.server.running import (
+    CHAT,
+    HELLO,
+    TOKENIZER,
+    Scripts,
+    assembled,
+    error_of,
+    http,
+    idle,
+    running,
+    say,
+    scripts,
+    server,
+    until,
+)
 
 
 @pytest.fixture
@@ -38,13 +42,6 @@ def slow(scripts: Scripts) -> Iterator[Scripts]:
     scripts.pause = 0.01
     yield scripts
     scripts.pause = 0.0
-
-
-def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 def test_it_is_alive_before_it_is_ready() -> None:
@@ -323,59 +320,6 @@ def test_a_request_that_is_being_prepared_when_the_server_drains_is_answered(
         assert asked.result().status_code == 200
 
 
-def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "hadron.server.requests"]
-
-
-def test_a_request_leaves_one_line_without_its_prompt(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    body = say("a secret", max_tokens=2, store=True)
-    assert http.post(CHAT, json=body, headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
-    known = http.post("/v1/messages", json={}, headers={"x-request-id": "mine-2"})
-    assert known.headers["request-id"] == known.json()["request_id"] == "mine-2"
-    caplog.clear()
-    assert http.post(CHAT, json=body, headers={"x-request-id": "mine-1"}).status_code == 200
-    odd = http.post(CHAT, json={}, headers={"x-request-id": "not one"}).headers["x-request-id"]
-    assert re.fullmatch(r"[0-9a-f]{32}", odd)
-    assert http.get("/health").headers["request-id"]
-    first, second = lines_of(caplog)
-    assert first.startswith(f"POST {CHAT} 200 ") and " mine-1 " in first
-    for part in ("prompt_tokens=", "completion_tokens=2", 'finish="length"', 'ignored="store"', "first_token="):
-        assert part in first
-    assert "secret" not in first
-    assert f"POST {CHAT} 400 " in second and odd in second and second.endswith(' error="messages"')
-
-
-def test_what_a_refused_request_held_is_not_logged_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{a secret"}}
-    bodies: list[tuple[str, Any]] = [
-        (CHAT, {"messages": "a secret"}),
-        (CHAT, {"messages": [*HELLO["messages"], {"role": "assistant", "content": "", "tool_calls": [call]}]}),
-        (CHAT, {**HELLO, "structured_outputs": {"regex": "(a secret"}}),
-        ("/v1/messages", {"messages": [{"role": "a secret", "content": "a"}], "max_tokens": 1}),
-    ]  # fmt: skip
-    for asked in (False, True):
-        caplog.clear()
-        with running(enable_log_requests=asked) as server:
-            for path, body in bodies:
-                assert httpx.post(server.url + path, json=body).status_code == 400
-        lines = lines_of(caplog)
-        assert len(lines) == len(bodies) and all("error=" in line for line in lines)
-        assert all(("secret" in line) is asked for line in lines), lines
-        assert all(("secret" in record.getMessage()) is False for record in caplog.records if not asked)
-
-
-def test_lines_may_be_json_and_may_hold_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with running(log_format="json", enable_log_requests=True) as server:
-        httpx.post(server.url + CHAT, json=say("no\nsecret", max_tokens=2))
-        httpx.post(server.url + "/v1/completions", json={"prompt": [5, 6], "max_tokens": 1})
-    first, second = (json.loads(line) for line in lines_of(caplog))
-    assert first["status"] == 200 and first["model"] == NAME and first["path"] == CHAT
-    assert "no\nsecret" in first["prompt"] and second["prompt"] == "(5, 6)"
-
-
 def test_metrics_count(http: httpx.Client, server: Server) -> None:
     before = http.get("/metrics").text
     http.post(CHAT, json={**HELLO, "max_tokens": 5})
@@ -423,31 +367,3 @@ def test_other_origins_are_refused_unless_they_are_named(http: httpx.Client) -> 
         asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
         allowed = httpx.options(server.url + CHAT, headers=asked)
         assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin["origin"]
-
-
-def test_a_checkpoint_without_a_tokenizer_continues_token_ids() -> None:
-    with running(DATA / "glm52-ct-w4a16") as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        answer = http.post("/v1/completions", json={"prompt": [5, 9], "max_tokens": 2, "logprobs": 1}).json()
-        assert answer["usage"]["completion_tokens"] == 2 and answer["choices"][0]["text"] == ""
-        assert all(t.startswith("token_id:") for t in answer["choices"][0]["logprobs"]["tokens"])
-        for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
-            assert error_of(http.post(path, json=body), 400)["code"] == "no_tokenizer"
-
-
-def test_a_checkpoint_without_a_template_is_refused_for_chat(tmp_path: Any) -> None:
-    folder = shutil.copytree(RANDOM, tmp_path / "model")
-    (folder / "chat_template.jinja").unlink()
-    with running(folder) as server:
-        error = error_of(httpx.post(server.url + CHAT, json=HELLO), 400)
-        assert error["code"] == "no_chat_template" and "chat_template.jinja" in error["message"]
-        answer = httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1, "stream": True})
-        assert answer.text.endswith("data: [DONE]\n\n")
-
-
-def test_a_template_that_is_broken_is_not_called_absent(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    folder = shutil.copytree(RANDOM, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("a\n{% if %}")
-    with running(folder) as server:
-        error = error_of(httpx.post(server.url + CHAT, json=HELLO), 400)
-    for said in (error["message"], caplog.text):
-        assert "the chat template cannot be used" in said and "line 2" in said and "has no" not in said
