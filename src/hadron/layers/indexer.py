@@ -16,6 +16,7 @@ from hadron.attention.backend import AttentionMetadata
 from hadron.batch import ForwardBatch
 from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import IndexerDimensions
+from hadron.layers.linear import exact
 from hadron.layers.norm import LayerNorm
 from hadron.layers.rope import Rope
 from hadron.layers.weights import Weights
@@ -31,7 +32,7 @@ class Indexer:
         self.wk = weights.linear(f"{prefix}.wk")
         self.k_norm = LayerNorm(f"{prefix}.k_norm", dims.norm_eps, weights, kernels)
         self.weights_proj = weights.linear(f"{prefix}.weights_proj")
-        self.of_input = [self.wk, kernels.function("indexer", "head_weights")(self.weights_proj)]
+        self.of_input = [self.wk, exact(self.weights_proj)]
         self.table = None
         if dims.pooled:
             self.of_input.append(weights.linear(f"{prefix}.index_kpool_compress_gate"))

@@ -65,11 +65,17 @@ class Linear:
         return dequantize(self.weight)
 
 
+def exact(product: LinearLike) -> LinearLike | Product:
+    """The product that does not round its activations, where what the kernel bound has one; else itself."""
+    make: Callable[[], Product] | None = getattr(getattr(product, "run", None), "exact", None)
+    return product if make is None else make()
+
+
 class Linears:
     """Products that a layer needs at the same time, in one call where their kernel can: a bound product whose
     class has `group` runs together with others of that class."""
 
-    def __init__(self, products: Sequence[LinearLike]) -> None:
+    def __init__(self, products: Sequence[LinearLike | Product]) -> None:
         self._products = products
         self._run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None
         bound = [p.run if isinstance(p, Linear) and not p.quantizes else p for p in products]

@@ -7,28 +7,15 @@ time than a block of keys has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from hadron.errors import NumericsError
-from hadron.kernels.cpu.linear import Product
 from hadron.kernels.cpu.native import extension
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class _Linear(Protocol):
-    """A layer's product; `run` is what its kernel bound."""
-
-    @property
-    def run(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
-
-
-def head_weights(product: _Linear) -> Any:
-    """As `reference.indexer.head_weights`: of a native product, the one that does not round its activations."""
-    return product.run.exact() if isinstance(product.run, Product) else product
 
 
 def store(

@@ -9,7 +9,6 @@ Source: DeepSeek-V3.2; transformers 5.23 `glm_moe_dsa`, `glm5_next`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +17,6 @@ from hadron.errors import NumericsError
 
 BOUND = 1 << 24
 """Largest intermediate, in elements."""
-
-T = TypeVar("T")
-
-
-def head_weights(product: T) -> T:
-    """The product that makes head weights, in float32 from float32 activations; of this provider every one is."""
-    return product
 
 
 def pool_keys(keys: torch.Tensor, gates: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The indexer's head weights at every level: float32 from activations that are not rounded, alone and in a group."""
+"""Exact products, of the indexer's head weights, at every level: float32 from activations that are not rounded, alone and in a group."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import pytest
 import torch
 
 from hadron.kernels.cpu import native
-from hadron.kernels.cpu.indexer import head_weights
 from hadron.kernels.cpu.linear import Product
 from hadron.kernels.reference.dequantize import dequantize
-from hadron.kernels.stored import StoredWeight
 from hadron.quantization.scheme import parse_scheme
 from tests.kernels.levels import every_level, generator, needs_native
 from tests.kernels.test_native import random_weight
 
 pytestmark = needs_native
-
-
-class Head:
-    """A product as a layer holds it."""
-
-    def __init__(self, weight: StoredWeight) -> None:
-        self.run = Product(weight, None, 2)
 
 
 @every_level
@@ -30,7 +21,7 @@ def test_activations_are_not_rounded_whatever_the_storage(isa: str, name: str, m
     monkeypatch.setenv(native.ENVIRONMENT, isa)
     weight = random_weight(parse_scheme(name), 32, 392, seed=1)
     x = torch.randn(40, 392, generator=generator(2))
-    product = head_weights(Head(weight))
+    product = Product(weight, None, 2).exact()
     found, values = product(x), dequantize(weight).double()
     scale = x.double().abs() @ values.abs().T
     assert float(((found - x.double() @ values.T).abs() / scale).max()) < 1e-6
@@ -40,15 +31,3 @@ def test_activations_are_not_rounded_whatever_the_storage(isa: str, name: str, m
         of_key, of_heads = together([x[:rows]] * 2)
         assert torch.equal(of_heads, found[:rows]) and torch.equal(of_key, key(x[:rows]))
         assert torch.equal(product(x[7 : 7 + rows]), found[7 : 7 + rows])
-
-
-def test_a_product_that_is_not_native_stays() -> None:
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    class Other:
-        pass
-
-    other = Other()
-    other.run = run  # type: ignore[attr-defined]
-    assert head_weights(other) is other  # type: ignore[arg-type]
