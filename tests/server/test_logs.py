@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import CHAT, HELLO, NAME, http, running, say, server
+from tests.server.running import CHAT, HELLO, NAME, http, running, say, scripts, server
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from hadron.server.run import Server
 from hadron.tokenizer.chat_template import ChatTemplate
-from tests.server.running import GREEDY, LOOK, NOW, client, server, user
+from tests.server.running import GREEDY, LOOK, NOW, client, scripts, server, user
 
 
 @pytest.mark.parametrize(
