@@ -103,6 +103,8 @@ def test_tokens_of_a_conversation_that_goes_on(http: httpx.Client) -> None:
     ids = http.post("/tokenize", json=body).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].endswith("<think></think>On")
     assert http.post(CHAT, json={**body, "max_tokens": 1}).json()["usage"]["prompt_tokens"] == len(ids)
+    none = http.post("/tokenize", json={"messages": [], "continue_final_message": True})
+    assert none.status_code == 400 and none.json()["error"]["param"] == "messages"
 
 
 def test_priorities_decide_who_goes_first(scripts: Scripts) -> None:

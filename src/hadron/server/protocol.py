@@ -243,7 +243,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
