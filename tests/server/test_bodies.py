@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from hadron.server.errors import ApiError
+from hadron.server.protocol import CompletionRequest
 from hadron.server.run import Server
 from tests.server.running import Scripts, http, idle, running, scripts, server, until
 
@@ -131,6 +133,19 @@ def test_a_lone_surrogate_is_refused_wherever_it_is(http: httpx.Client, path: st
     content = json.dumps(body).encode()
     error = refused(http.post(path, content=content, headers={"content-type": "application/json"}))
     assert error["message"] == f"{where}: found a lone surrogate; accepted: Unicode text"
+
+
+def test_a_body_of_too_many_levels_is_refused(http: httpx.Client) -> None:
+    """By what reads JSON, or, where that goes deeper than what writes it, before anything is made of it."""
+    content = b'{"prompt": "a", "metadata": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    error = refused(http.post("/v1/completions", content=content, headers={"content-type": "application/json"}))
+    assert "cannot be read as JSON: maximum recursion depth" in error["message"]
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ApiError, match="nested too deeply; accepted: fewer levels") as caught:
+        CompletionRequest.model_validate({"prompt": "a", "metadata": nested})
+    assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("choice", ["required", "auto"])

@@ -80,8 +80,10 @@ def make_plan(
     dtype that caches cannot have; all else is in the plan's problems.
     """
     wishes = Wishes(
-        kernels, device, dtype, mla_prefill, kv_cache_dtype, max_model_len, max_num_seqs, num_pages,
-        memory_utilization, kv_cache_memory_bytes, enable_prefix_caching, num_speculative_tokens,
+        kernels=kernels, device=device, dtype=dtype, mla_prefill=mla_prefill, kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_pages=num_pages,
+        memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_memory_bytes,
+        enable_prefix_caching=enable_prefix_caching, num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
     platform = detect(device)
     facts = read_facts(model, hub=hub, **({"progress": progress} if progress else {}))

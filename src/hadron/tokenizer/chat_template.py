@@ -115,7 +115,8 @@ def refuse_pictures(messages: Sequence[Message]) -> None:
     """`RequestError` for a part that is no text: templates may leave one out, or write a note in its place."""
     for index, message in enumerate(messages):
         content = message.get("content")
-        for number, part in enumerate(content if isinstance(content, Sequence) else ()):
+        parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+        for number, part in enumerate(parts):
             if isinstance(part, Mapping) and part.get("type") not in TEXTS:
                 raise RequestError(
                     "pictures and films cannot be read",
