@@ -1,7 +1,9 @@
 """Greedy answers of `transformers` in float32 on the rows of the tasks that ship, beside our `reference` kernels.
 
-Unusual: rows are answered in batches of prompts of one length, so that no padding gets between a prompt and the
-positions of its pools. Where answers differ, the margin between the two tokens says whether it was a tie.
+Unusual: among equal scores of its indexer, often zeros behind a ReLU, `transformers` takes whichever `torch.topk`
+happens to find; here it takes the lowest index, as we do. Rows are answered in batches of prompts of one length, so
+that no padding gets between a prompt and the positions of its pools. Where answers differ, the margin between the two
+tokens says whether it was a tie.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hadron import LLM, SamplingParams
 from hadron.eval import shipped
@@ -40,6 +43,24 @@ def batches(prompts: Sequence[list[int]], most: int) -> Iterator[list[int]]:
             yield indices[start : start + most]
 
 
+class LowestIndex(TorchFunctionMode):
+    """As long as it is entered, `torch.topk` of the largest takes the lowest index among equals."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The call, or its stand-in."""
+        if func not in (torch.topk, torch.Tensor.topk):
+            return func(*args, **(kwargs or {}))
+        return _topk(*args, **(kwargs or {}))
+
+
+def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, **_: Any) -> Any:
+    assert largest
+    values, indices = torch.sort(x, dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+
 class Theirs:
     """A BF16 checkpoint in `transformers`, computing in float32. ends: tokens that end an answer."""
 
@@ -59,7 +80,7 @@ class Theirs:
         found: list[list[int]] = [[] for _ in prompts]
         for indices in batches(prompts, batch):
             ids = torch.tensor([prompts[i] for i in indices])
-            with torch.inference_mode():
+            with torch.inference_mode(), LowestIndex():
                 whole = self._model.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
                     eos_token_id=sorted(self._ends), pad_token_id=min(self._ends),

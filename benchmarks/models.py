@@ -23,18 +23,7 @@ FRACTION, CALLS, GROWTH = 0.75, 12.0, 1.3
 CONTEXTS = (1024, 4096, 65536, 262144)
 
 
-def indexer_bytes(folder: Path, context: int) -> int:
-    """Bytes of indexer keys that a step reads behind a context, by the configuration."""
-    config = json.loads((folder / "config.json").read_text())
-    text = config.get("text_config", config)
-    layers = text["num_hidden_layers"]
-    full = sum(kind == "deepseek_sparse_attention" for kind in text.get("layer_types", []))
-    if "indexer_types" in text:
-        full = sum(kind == "full" for kind in text["indexer_types"][:layers])
-    return full * context // text.get("index_kpool", 1) * text["index_head_dim"] * 2
-
-
-def judge(folder: Path, decode: ModelReport) -> list[tuple[str, float, float, bool]]:
+def judge(decode: ModelReport) -> list[tuple[str, float, float, bool]]:
     """(what, measured, bar, met) of a decode report."""
     steps = {step.context: step for step in decode.steps}
     first = steps[min(steps)]
@@ -45,7 +34,7 @@ def judge(folder: Path, decode: ModelReport) -> list[tuple[str, float, float, bo
     ]
     if {4096, 262144} <= set(steps):
         near, far = steps[4096], steps[262144]
-        explained = indexer_bytes(folder, 262144) / far.limit_value / 1e6
+        explained = (far.context_bytes - near.context_bytes) / far.limit_value / 1e6
         growth = (far.ms - explained) / near.ms
         found.append(("step at 256 k over step at 4 k", growth, GROWTH, growth <= GROWTH))
     return found
@@ -68,7 +57,7 @@ def main() -> int:
         prefill = model.measure(folder, config, model.Asked(contexts=(0,), tokens=(128, 512), steps=3))
         for report in (decode, prefill):
             print("\n".join(line.text for line in model_lines(report)), end="\n\n")
-        for what, value, bar, good in judge(folder, decode):
+        for what, value, bar, good in judge(decode):
             print(f"{what}: {value:.2f}, bar {bar}: {'met' if good else 'MISSED'}")
             met &= good
         if options.peer:

@@ -64,6 +64,12 @@ inline void dot_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kWeights), "i"(kActivations));
 }
 
+// Of integers of 8 bits, four columns a word, to sums of 32.
+template <int kSums, int kWeights, int kActivations>
+inline void dot_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kWeights), "i"(kActivations));
+}
+
 // Sixteen vectors of sixteen words of 32 bits: rows become columns.
 HADRON_LOCAL void transpose(__m512i* v) {
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

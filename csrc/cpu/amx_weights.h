@@ -1,9 +1,7 @@
 // Weights as tiles: a unit is 16 rows by 128 columns, unpacked to four tiles of bfloat16, with its scales.
 //
-// Scales of FP4 go into the table that unpacks. E4M3 times an FP4 value has six bits: always a bfloat16. So
-// has a power of two (E8M0), and there it changes no bit of a sum whether the scale comes before or after,
-// unless a product leaves the range of float32: scales anywhere near that are kept apart (`folded` is false),
-// and so are those of all other formats.
+// Scales of NVFP4 are in the table that unpacks: there is one of sixteen products for each code of a scale.
+// E4M3 times an FP4 value has six bits: always a bfloat16. Those of all other formats are kept apart.
 #pragma once
 
 #include "amx_tiles.h"
@@ -39,19 +37,32 @@ inline Span span_of(const Weight& w) {
 }
 
 inline Order order_of(const Weight& w) {
-    if (w.element != Element::e2m1 && w.element != Element::int4) return Order::natural;
-    return span_of(w) == Span::c16 ? Order::sixteens : Order::lanes;
+    switch (w.element) {
+        case Element::e2m1:
+        case Element::int4:
+            return Order::quads;
+        case Element::int8:
+            return Order::pairs;
+        case Element::e4m3:
+            return span_of(w) == Span::c32 ? Order::natural : Order::bytes;
+        default:
+            return Order::natural;
+    }
+}
+
+// Where a row's code of the chunk's i-th scale lies.
+constexpr int code_place(int i, int row) {
+    return (i % 4 * 4 + i / 4) * kTileRows + row;
 }
 
 struct Unit {
     alignas(64) uint8_t tiles[4][kTileBytes];
-    // [scale of the chunk][row]; E8M0 that is folded: what is added to two words of bfloat16
-    alignas(64) float scales[8][kTileRows];
-    bool folded;  // into the tiles
+    alignas(64) float scales[4][kTileRows];  // [scale of the chunk][row]
+    const uint8_t* codes;                    // of scales that are bytes: `code_place`
 };
 
-// Scales of sixteen rows, chunk by chunk in order. kFold: into the weights, where that changes no bit.
-template <Span kSpan, bool kFold = true>
+// Scales of sixteen rows, chunk by chunk in order.
+template <Span kSpan>
 class TileScales {
   public:
     void start(const Weight& w, int64_t first, int64_t end) {
@@ -67,47 +78,37 @@ class TileScales {
         }
     }
 
-    void chunk(int64_t c, Unit& unit) {
+    HADRON_LOCAL void chunk(int64_t c, Unit& unit) {
         constexpr int kCount = scales_of(kSpan);
-        unit.folded = false;
         if constexpr (kCount > 1) {
-            if (by_byte_) {
-                const int64_t first = c * kCount % 16;
-                if (first == 0) load(c * kCount);
-                const bool exponents = kFold && kSpan == Span::c32 && usual_ && w_->element == Element::e2m1;
-                unit.folded = kSpan == Span::c16 || exponents;
-                for (int i = 0; i < kCount; ++i) {
-                    const int64_t code = first + i;
-                    const __m128i codes =
-                        _mm_load_si128(reinterpret_cast<const __m128i*>(codes_[code % 4 * 4 + code / 4]));
-                    if (exponents) {
-                        const __m512i e =
-                            _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(kBias));
-                        _mm512_store_si512(unit.scales[i], _mm512_or_si512(_mm512_slli_epi32(e, 7),
-                                                                           _mm512_slli_epi32(e, 23)));
-                    } else {
-                        _mm512_store_ps(unit.scales[i], values(codes));
-                    }
-                }
-                return;
-            }
+            if (by_byte_) unit.codes = codes(c);
         }
-        for (int i = 0; i < kCount; ++i)
-            one((c * kChunk + i * (kChunk / kCount)) / w_->block_columns, unit.scales[i]);
+        if constexpr (kCount > 0 && kSpan != Span::c16) convert(c, unit);
     }
 
-    static constexpr int kBias = 64;  // the smallest code that is folded, taken off the table's exponents
+    // Of a chunk's scales that are bytes: `code_place`.
+    HADRON_LOCAL const uint8_t* codes(int64_t c) {
+        const int64_t first = c * scales_of(kSpan) % 16;
+        if (first == 0) load(c * scales_of(kSpan));
+        return codes_[first / 4];
+    }
 
   private:
-    // Of sixteen codes, which in the usual case only have to be moved to the exponent.
+    // Of sixteen E8M0 codes, which in the usual case only have to be moved to the exponent.
     __m512 values(__m128i codes) const {
-        if constexpr (kSpan == Span::c32) {
-            if (!usual_) return avx512_bf16::e8m0_vector(codes);
-            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(codes), 23));
-        } else {
-            if (!usual_) return avx512_bf16::e4m3_vector(codes);
-            const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(codes), 20);
-            return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(120 << 23)));
+        if (!usual_) return avx512_bf16::e8m0_vector(codes);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(codes), 23));
+    }
+
+    __attribute__((noinline)) void convert(int64_t c, Unit& unit) const {
+        constexpr int kCount = scales_of(kSpan);
+        for (int i = 0; i < kCount; ++i) {
+            if (by_byte_) {
+                const auto* codes = reinterpret_cast<const __m128i*>(unit.codes + code_place(i, 0));
+                _mm512_store_ps(unit.scales[i], values(_mm_load_si128(codes)));
+            } else {
+                one((c * kChunk + i * (kChunk / kCount)) / w_->block_columns, unit.scales[i]);
+            }
         }
     }
 
@@ -118,8 +119,8 @@ class TileScales {
         for (int r = 0; r < kTileRows; ++r) out[r] = scale_value(*w_, at_[r] + index);
     }
 
-    // Codes base .. base + 15 of all rows, transposed: code i of the rows lies at [i % 4 * 4 + i / 4].
-    void load(int64_t base) {
+    // Codes base .. base + 15 of all rows, transposed: `code_place`.
+    __attribute__((noinline)) void load(int64_t base) {
         const __mmask16 have =
             count_ - base >= 16 ? 0xffff : static_cast<__mmask16>((1u << (count_ - base)) - 1);
         const __m512i by_code = _mm512_set_epi32(
@@ -127,8 +128,12 @@ class TileScales {
             0x37271707, 0x36261606, 0x35251505, 0x34241404, 0x33231303, 0x32221202, 0x31211101, 0x30201000);
         const __m128i none = _mm_set1_epi8(120);  // harmless as a code of either type
         __m512i four[4];                          // of four rows: code by code
-        // E8M0 that can be folded; normal and positive E4M3
-        constexpr char kFirst = kSpan == Span::c32 ? kBias : 8, kCount = kSpan == Span::c32 ? 127 : 119;
+        if (base % 64 == 0) {                     // a line of each of the sixteen rows that follow
+            for (int r = 0; r < kTileRows; ++r) {
+                const uint8_t* ahead = w_->scales + at_[r] + base + kTileRows * w_->scale_stride;
+                _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+            }
+        }
         __mmask64 unusual = 0;
         for (int k = 0; k < 4; ++k) {
             const auto row = [&](int r) {
@@ -138,8 +143,9 @@ class TileScales {
             rows = _mm512_inserti32x4(rows, row(1), 1);
             rows = _mm512_inserti32x4(rows, row(2), 2);
             rows = _mm512_inserti32x4(rows, row(3), 3);
-            unusual |= _mm512_cmpge_epu8_mask(_mm512_sub_epi8(rows, _mm512_set1_epi8(kFirst)),
-                                              _mm512_set1_epi8(kCount));
+            // E8M0 of 64 to 190: far enough from both ends
+            unusual |=
+                _mm512_cmpge_epu8_mask(_mm512_sub_epi8(rows, _mm512_set1_epi8(64)), _mm512_set1_epi8(127));
             four[k] = _mm512_permutexvar_epi8(by_code, rows);
         }
         usual_ = unusual == 0;
@@ -160,118 +166,61 @@ class TileScales {
     bool shared_ = false, by_byte_ = false, usual_ = false;
 };
 
-// A constant that compilers load once: they make those they know again and again, on a port that is short.
-inline __m512i kept(__m512i constant) {
-    asm("" : "+v"(constant));
-    return constant;
-}
+// Where the codes of sixteen rows [first, first + 16) lie. Rows from `end` on repeat the last.
+struct Source {
+    const uint8_t* rows[kTileRows];
+    int64_t columns;
+    bool whole;  // sixteen rows are there
 
-// The nibbles of fewer columns than a chunk has, filled up with zeros.
-inline const uint8_t* whole_nibbles(const uint8_t* codes, int64_t columns, uint8_t* to) {
+    Source(const Weight& w, int64_t first, int64_t end)
+        : columns(w.columns), whole(end - first >= kTileRows) {
+        for (int64_t r = 0; r < kTileRows; ++r)
+            rows[r] = w.codes + (first + r < end ? first + r : end - 1) * w.row_bytes;
+    }
+};
+
+// Nibbles of fewer columns than a chunk has, with zeros after them.
+inline const uint8_t* filled_up_nibbles(const uint8_t* codes, int64_t columns, uint8_t* to) {
     _mm512_store_si512(to, _mm512_maskz_loadu_epi8(first_bytes((columns + 1) / 2), codes));
     return to;
 }
 
-// Nibbles by 32 columns (Order::lanes), each by a permute of a table of words.
-struct TileNibbles {
-    static constexpr int kBytes = 64;
-    static constexpr __mmask32 kNotZero = 0xfefefefe;  // codes 0 and 8 have no exponent to add to
-    __m512i table, small, shifts;
-    explicit TileNibbles(const Weight& w) : table(avx512_bf16::UnpackNibbles(w).table) {
-        const __m512i bias = _mm512_set1_epi16((127 - TileScales<Span::c32>::kBias) << 7);
-        small = _mm512_mask_sub_epi16(table, kNotZero, table, bias);
-        shifts = _mm512_mullo_epi64(_mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0),
-                                    _mm512_set1_epi64(0x0004000400040004));
-    }
-    HADRON_LOCAL __m512i words(const uint8_t* codes) const {  // 32 columns, each in the low bits of a word
-        return _mm512_srlv_epi16(
-            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))), shifts);
-    }
-    HADRON_LOCAL void operator()(const uint8_t* codes, __m512i* v) const {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_epi16(words(codes + 16 * i), table);
-    }
-    void tail(const uint8_t* codes, int64_t columns, __m512i* v) const {
-        alignas(64) uint8_t bytes[64];
-        (*this)(whole_nibbles(codes, columns, bytes), v);
-    }
-    // The i-th 32 columns of row r times their scale.
-    HADRON_LOCAL __m512i folded(const uint8_t* codes, const Unit& unit, int i, int r) const {
-        const __m512i add = _mm512_castps_si512(_mm512_set1_ps(unit.scales[i][r]));
-        return _mm512_permutexvar_epi16(words(codes), _mm512_mask_add_epi16(small, kNotZero, small, add));
-    }
-};
-
-// FP4 in groups of sixteen (Order::sixteens): a scale times the sixteen values is a table of float32. Two
-// groups are the lower and the upper halves of the words.
-struct TileGroups {
-    static constexpr int kBytes = 64;
-    __m512 values;
-    __m512i shifts, upper = kept(_mm512_set1_epi32(static_cast<int>(0xffff0000)));
-    explicit TileGroups(const Weight& w) {
-        alignas(64) float each[16];
-        for (uint32_t c = 0; c < 16; ++c) each[c] = code_value(w.element, c);
-        values = _mm512_load_ps(each);
-        shifts = _mm512_mullo_epi32(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
-                                    _mm512_set1_epi32(4));
-    }
-    HADRON_LOCAL __m512i group(const uint8_t* codes, float scale) const {
-        const __m512 table = _mm512_mul_ps(values, _mm512_set1_ps(scale));
-        const __m512i at = _mm512_srlv_epi32(_mm512_set1_epi64(load<int64_t>(codes)), shifts);
-        return _mm512_castps_si512(_mm512_permutexvar_ps(at, table));  // looks at four bits
-    }
-    HADRON_LOCAL __m512i folded(const uint8_t* codes, const Unit& unit, int i, int r) const {
-        const __m512i low = group(codes, unit.scales[2 * i][r]),
-                      high = group(codes + 8, unit.scales[2 * i + 1][r]);
-        return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, upper, 0xf8);  // a | b & c
-    }
-};
-
-// Where the codes of sixteen rows [first, first + 16) lie. Rows from `end` on repeat the last.
-struct Source {
-    const uint8_t* codes;
-    int64_t row_bytes, columns, last;
-
-    Source(const Weight& w, int64_t first, int64_t end)
-        : codes(w.codes + first * w.row_bytes),
-          row_bytes(w.row_bytes),
-          columns(w.columns),
-          last((end - first < kTileRows ? end - first : kTileRows) - 1) {}
-    HADRON_LOCAL const uint8_t* row(int64_t r) const { return codes + (r < last ? r : last) * row_bytes; }
-};
-
 // A unit is unpacked in this many parts, between which there are dots of another: the processor does both.
 constexpr int kParts = 4;
 
-// One part of columns [128 c, 128 c + 128) of sixteen rows, after their scales.
+// One part of columns [128 c, 128 c + 128) of sixteen rows, after their scales. Everything is inlined, or
+// constants would be loaded again for each row.
 template <class Unpack>
 HADRON_LOCAL void unpack_part(const Source& from, const Unpack& unpack, int64_t c, int part, Unit& unit) {
     constexpr int kRows = kTileRows / kParts;
     const int64_t left = from.columns - c * kChunk;
-    const auto rows = [&](auto&& unpacked) {
+    uint8_t* to = unit.tiles[0] + part * kRows * 64;
+    const auto each_row = [&](auto&& unpacked) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int r = part * kRows; r < (part + 1) * kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             __m512i v[4];
-            unpacked(from.row(r) + c * Unpack::kBytes, r, v);
+            unpacked(from.rows[part * kRows + r] + c * Unpack::kBytes, part * kRows + r, v);
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) _mm512_store_si512(unit.tiles[i] + r * 64, v[i]);
+            for (int i = 0; i < 4; ++i) _mm512_store_si512(to + i * kTileBytes + r * 64, v[i]);
         }
     };
-    if constexpr (requires { unpack.folded(from.codes, unit, 0, 0); }) {
-        if (unit.folded) {
-            return rows([&](const uint8_t* codes, int r, __m512i* v) {
-                alignas(64) uint8_t whole[64];
-                if (left < kChunk) codes = whole_nibbles(codes, left, whole);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) v[i] = unpack.folded(codes + 16 * i, unit, i, r);
-            });
+    alignas(64) uint8_t filled_up[64];
+    if constexpr (requires { requires Unpack::kFolds; }) {
+        if (left >= kChunk) {
+            return each_row([&](const uint8_t* codes, int r, __m512i* v)
+                                __attribute__((always_inline)) { unpack.folded(codes, unit.codes, r, v); });
         }
-    }
-    if constexpr (requires(__m512i* v) { unpack(from.codes, v); }) {
-        rows([&](const uint8_t* codes, int, __m512i* v) {
-            if (left >= kChunk) return unpack(codes, v);
-            unpack.tail(codes, left, v);
+        return each_row([&](const uint8_t* codes, int r, __m512i* v) __attribute__((always_inline)) {
+            unpack.folded(filled_up_nibbles(codes, left, filled_up), unit.codes, r, v);
         });
+    } else {
+        if (left >= kChunk) {
+            each_row([&](const uint8_t* codes, int, __m512i* v)
+                         __attribute__((always_inline)) { unpack(codes, v); });
+        } else {
+            each_row([&](const uint8_t* codes, int, __m512i* v)
+                         __attribute__((always_inline)) { unpack.tail(codes, left, v); });
+        }
     }
 }
 

@@ -4,10 +4,11 @@
 //   nibbles  vector i, word j: column 4 j + i; lane l of a dot holds 8 l .. 8 l + 7 (FP4, INT4)
 //   bytes    half h of 64 columns, in 128-bit part p: vector 2 h holds 16 p .. 16 p + 7, vector 2 h + 1 the
 //            next eight; lane l of a dot over half h holds columns of the sixteen 16 (l / 4) (FP8, INT8, FP6)
-//   lanes    vector i, 128-bit part p, word j: column 32 i + 4 j + p                (FP4, INT4)
-//   sixteens vector i, word j: column 32 i + 16 (j % 2) + 8 (j / 2 % 2) + j / 4     (FP4 in groups of 16)
+//   quads    vector i, word j: column 32 i + 16 (j / 4 % 2) + 4 (j / 8) + j % 4     (FP4, INT4)
+//   pairs    vector i, word j: column 32 i + 16 (j % 2) + j / 2                     (INT8)
 //
-// The first and the last two keep 32 columns together, which dots of tiles (AMX) need.
+// The first and the last two keep 32 columns together, which dots of tiles (AMX) need where each 32 have a
+// scale.
 //
 // A table of bfloat16 values is exact for every format: none has more than eight significant bits.
 #pragma once
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int kChunk = 128;
 
-enum class Order { none = -1, natural = 0, nibbles = 1, bytes = 2, lanes = 3, sixteens = 4 };
+enum class Order { none = -1, natural = 0, nibbles = 1, bytes = 2, quads = 3, pairs = 4 };
 
 // Where scales lie: after the sum, one a chunk, one a lane, or one a lane of each half.
 enum class ScaleShape { other, after, chunk, lanes, halves };
@@ -75,8 +76,8 @@ inline void reorder(Order by, const float* x, uint16_t* out) {
     } else if (by != Order::nibbles) {
         alignas(64) uint16_t each[32];
         for (int j = 0; j < 32; ++j) {
-            each[j] = static_cast<uint16_t>(by == Order::lanes ? j % 8 * 4 + j / 8
-                                                               : j % 2 * 16 + j / 2 % 2 * 8 + j / 4);
+            each[j] = static_cast<uint16_t>(by == Order::quads ? j / 4 % 2 * 16 + j / 8 * 4 + j % 4
+                                                               : j % 2 * 16 + j / 2);
         }
         const __m512i index = _mm512_load_si512(each);
         for (int i = 0; i < 4; ++i) to[i] = _mm512_permutexvar_epi16(index, in[i]);

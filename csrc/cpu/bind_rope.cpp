@@ -25,8 +25,10 @@ struct Rotation {
     uint8_t* out;
 };
 
-// x and its type, heads, width, strides from token to token and from head to head, start, out.
-using Part = std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t, int64_t, uintptr_t>;
+// x and its type, heads, width, strides from token to token and from head to head, start, size, frequencies,
+// interleave, out.
+using Part = std::tuple<uintptr_t, int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uintptr_t, bool,
+                        uintptr_t>;
 
 void rotate(const SmallOps& ops, const Rotation& r, int threads) {
     const int64_t bytes = plain_bytes(r.x.type), half = r.size / 2, mine = 2 * lines(half) + lines(r.size);
@@ -56,10 +58,11 @@ void rotate(const SmallOps& ops, const Rotation& r, int threads) {
 }  // namespace
 
 void bind_rope(nb::module_& m) {
-    m.def("rotate", [](const LevelHandle& l, const std::vector<Part>& parts, int64_t size, int64_t tokens,
-                       uintptr_t positions, uintptr_t frequencies, bool interleave, int threads) {
+    m.def("rotate", [](const LevelHandle& l, const std::vector<Part>& parts, int64_t tokens,
+                       uintptr_t positions, int threads) {
         nb::gil_scoped_release release;
-        for (const auto& [x, type, heads, width, token_stride, head_stride, start, out] : parts) {
+        for (const auto& [x, type, heads, width, token_stride, head_stride, start, size, frequencies,
+                          interleave, out] : parts) {
             rotate(small_ops(*l.kernels),
                    {floats_at(x, type), tokens, heads, width, token_stride, head_stride, start, size,
                     at<const int64_t>(positions), at<const float>(frequencies), interleave, at<uint8_t>(out)},

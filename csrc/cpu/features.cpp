@@ -20,14 +20,15 @@ bool has_avx512() {
 #endif
 
 #if defined(HADRON_AMX)
-// Tiles are large, so Linux gives them to processes that ask; a kernel before 5.16 does not know the
-// question.
+// And GFNI, which every processor with tiles has. Tiles are large, so Linux gives them to processes that ask;
+// a kernel before 5.16 does not know the question.
 bool has_tiles() {
 #if defined(__linux__)
-    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kGfni = 1u << 8;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBf16) != 0 && (d & kTile) != 0 &&
+           (d & kInt8) != 0 && (c & kGfni) != 0 &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;

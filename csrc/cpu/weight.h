@@ -9,7 +9,12 @@
 
 // Headers are compiled once for every instruction-set level. A shared inline function would be kept once,
 // from whichever level the linker met first, and run on processors that do not have it: so none is shared.
+// Under a sanitizer its checks, inlined everywhere, take compilers more memory and time than there is.
+#ifdef HADRON_SANITIZED
+#define HADRON_LOCAL inline
+#else
 #define HADRON_LOCAL __attribute__((always_inline)) inline
+#endif
 
 namespace hadron {
 

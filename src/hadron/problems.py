@@ -75,6 +75,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "HC505": (N_, "weights are converted once at load"),
     "HC506": (W_, "a tower that the configuration declares is absent"),
     "HC507": (E_, "drafting was asked for and is not possible"),
+    "HC508": (E_, "emulation was asked for and a scale is missing"),
     "HC601": (E_, "a weight holds NaN codes or non-finite values"),
     "HC602": (E_, "a scale is not finite"),
     "HC603": (W_, "a scale is zero"),

@@ -11,8 +11,8 @@ import torch
 
 from hadron.bench import limits, model
 from hadron.bench.model import Asked, Sequence, measure
-from hadron.bench.weigh import token_cost
-from hadron.cache.spec import cache_spec
+from hadron.bench.weigh import context_bytes, token_cost
+from hadron.cache.spec import CacheSpec, LayerCache, cache_spec
 from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
 from hadron.errors import CheckpointError, UsageError
@@ -61,6 +61,19 @@ def test_operations_are_two_for_each_weight_of_a_matrix_that_is_used() -> None:
     assert cost.flops == 2 * (matrices + expert * chosen // experts)
 
 
+def test_what_a_token_moves_of_its_caches() -> None:
+    """By hand: GLM-5.2 at full size (78 layers of 576 latents, 21 with an indexer), and three layers with states."""
+    full = LayerCache(latent_width=576, rope_width=64, index_width=128)
+    dense = CacheSpec((full,) * 21 + (replace(full, index_width=0),) * 57, 1, "bfloat16", 64, "bfloat16")
+    assert context_bytes(dense, 1000, 2048) == 78 * 1000 * 1152 + 21 * 1000 * 256
+    assert context_bytes(dense, 100_000, 2048) == 78 * 2048 * 1152 + 21 * 100_000 * 256
+    kda = LayerCache(kda=(64, 128), conv=(3 * 8192, 3))
+    pooled = LayerCache(latent_width=512, index_width=128, tail_rows=3)
+    flash = CacheSpec((kda, kda, pooled), 4, "bfloat16", 64, "fp8_e4m3")
+    states = 2 * (4 * 64 * 128 * 128 + 2 * 3 * 8192 * 3) + 4 * 2 * 3 * 128
+    assert context_bytes(flash, 10_003, 2051) == 2051 * 516 + 2500 * 256 + 2 * states
+
+
 @pytest.mark.parametrize("name", ["glm52-fp8-block", "glm53f-quark-mxfp4-blockfp8"])
 def test_a_placed_context_is_as_long_as_was_asked_and_gives_finite_logits(name: str) -> None:
     plan = make_plan(str(DATA / name), kernels="reference")
@@ -88,7 +101,7 @@ def test_a_report_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(s.context, s.tokens) for s in report.steps] == [(0, 1), (0, 5), (70, 1), (70, 5)]
     for step in report.steps:
         assert step.tokens_per_second == pytest.approx(step.tokens * 1e3 / step.ms)
-        assert step.gbps == pytest.approx(report.cost.bytes / step.ms / 1e6)
+        assert step.gbps == pytest.approx((report.cost.bytes + step.context_bytes) / step.ms / 1e6)
         flops = report.cost.flops * step.tokens + report.cost.head_flops
         assert step.gflops == pytest.approx(flops / step.ms / 1e6)
         rate = step.gbps if step.limit == "read_gbps" else step.gflops

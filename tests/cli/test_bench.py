@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hadron.bench import attention, limits, measure, model, run
+from hadron.bench import attention, limits, measure, model, run, small
 from hadron.cli import main
 from hadron.errors import CapacityError
 from hadron.kernels.cpu import native
@@ -24,7 +25,7 @@ ROW = {
     "fraction", "of_bandwidth", "of_peak", "warm_gbps",
 }  # fmt: skip
 STEP = {
-    "context", "tokens", "steps", "ms", "tokens_per_second", "gbps", "gflops", "limit", "limit_value", "fraction",
+    "context", "context_bytes", "tokens", "steps", "ms", "tokens_per_second", "gbps", "gflops", "limit", "limit_value", "fraction",
     "profile",
 }  # fmt: skip
 
@@ -109,12 +110,55 @@ def test_a_recurrence_reads_and_writes_its_state(
 def test_progress_ends_at_the_number_of_rows() -> None:
     seen: list[tuple[int, int]] = []
     asked = run.Asked(
-        ops=("linear", "moe", "kda"), schemes=("bf16", "mxfp4"), ms=(1, 2), shape=(32, 64), experts=8, threads=1, rounds=1
+        ops=("linear", "moe"), schemes=("bf16", "mxfp4"), ms=(1, 2), shape=(32, 64), experts=8, threads=1, rounds=1
     )  # fmt: skip
     report = run.kernels(asked, lambda *at: seen.append(at))
-    assert [total for _, total in seen] == [10] * 5
-    assert [done for done, _ in seen] == [2, 4, 6, 8, 10]
-    assert len(report.rows) == 10
+    assert seen == [(2, 8), (4, 8), (6, 8), (8, 8)]
+    assert len(report.rows) == 8
+
+
+@built
+def test_operations_around_the_products_count_what_they_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, mixes, m = 64, 24, 2
+    monkeypatch.setattr(small, "HIDDEN", hidden)
+    monkeypatch.setattr(small, "VOCABULARY", 100)
+    monkeypatch.setattr(small, "EXPERTS", replace(small.EXPERTS, hidden=hidden, experts=16))
+    monkeypatch.setattr(small, "STREAMS", replace(small.STREAMS, hidden=hidden))
+    moved = {
+        "router": 16 * hidden * 2 + m * hidden * 4,
+        "hyper_connection": mixes * 4 * hidden * 2 + 3 * m * 4 * hidden * 4 + 2 * m * hidden * 2,
+        "norm": m * hidden * 6, "rope": 2 * m * 64 * 256 * 2, "embedding": m * hidden * 6, "lm_head": 100 * hidden * 2,
+        "quantize": 2 * m * hidden * 4,
+    }  # fmt: skip
+    seen: list[tuple[int, int]] = []
+    threads = torch.get_num_threads()
+    try:
+        report = run.kernels(run.Asked(ops=tuple(moved), ms=(m,), threads=1, rounds=1), lambda *at: seen.append(at))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+    assert seen[-1] == (9, 9) and [row.op for row in report.rows] == [*list(moved)[:-1], *["quantize"] * 3]
+    for row in report.rows:
+        assert row.provider == "cpu" and row.gbps == pytest.approx(moved[row.op] / row.ms / 1e6)
+    schemes = {row.scheme for row in report.rows if row.op == "quantize"}
+    assert schemes == {"fp8_e4m3_token_dynamic", "mxfp4_dynamic", "nvfp4_dynamic"}
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "deaf", "heeding"),
+    [
+        (["--op", "linear,kda", "--scheme", "mxfp4"], "--scheme", "--op kda", "with linear, mlp, moe"),
+        (["--op", "norm", "--n", "64", "--k", "64"], "--n and --k", "--op norm", "with linear, mlp, moe"),
+        (["--op", "linear,mlp", "--experts", "8"], "--experts", "--op linear,mlp", "with moe"),
+    ],
+)
+def test_an_option_that_no_operation_would_heed_is_refused(
+    options: list[str], flag: str, deaf: str, heeding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", "kernels", *options]) == 2
+    text = capsys.readouterr().err
+    assert "an option says nothing to an operation" in text and "leave it out" in text
+    assert flag in text and deaf in text and heeding in text
 
 
 @built
@@ -147,7 +191,10 @@ def test_the_table_names_the_limit_and_says_how_it_was_measured(capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--op", "conv"], "'conv'\n  accepted: linear, mlp, moe, kda, mla, indexer"),
+        (
+            ["--op", "conv"],
+            "'conv'\n  accepted: linear, mlp, moe, kda, mla, indexer, router, hyper_connection, norm, rope, embedding, lm_head, quantize",
+        ),
         (["--scheme", "fp5"], "'fp5'\n  accepted: names that `hadron check` prints"),
         (["--m", "1,x"], "where:    --m\n  found:    '1,x'"),
         (["--m", "0"], "whole numbers above 0"),

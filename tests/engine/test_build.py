@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hadron import LLM, Selections
 from hadron.checkpoint.facts import read_facts
@@ -19,7 +19,7 @@ from hadron.checkpoint.load import MappedCheckpoint, Progress
 from hadron.engine.build import build_model, load_weights
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
-from hadron.errors import ChangedError, CheckpointError, PlanError, UnsupportedError, UsageError
+from hadron.errors import ChangedError, CheckpointError, PlanError, UsageError
 from hadron.kernels.provider import Provider
 from hadron.models.inventory import ModuleKind, ModuleSpec, Section, Split
 from hadron.platforms import numa
@@ -209,8 +209,8 @@ def test_only_transposed_int4_leaves_the_file(checkpoints: Path) -> None:
 
 def test_br22_each_layer_emulates_by_its_own_declaration(checkpoints: Path) -> None:
     """PTPC attention beside MXFP4 experts: one scale a token there, one for 32 columns here."""
-    plan = make_plan(checkpoints / "glm52-quark-mxfp4-attnptpc", kernels="reference")
-    weights = load_weights(plan, EngineConfig(activation_quantization="declared"))
+    plan = make_plan(checkpoints / "glm52-quark-mxfp4-attnptpc", activation_quantization="declared")
+    weights = load_weights(plan, EngineConfig())
     x = torch.from_numpy(np.random.default_rng(2).standard_normal((2, 256)).astype(np.float32))
     x[:, 200] = 3000
     attention, expert = (
@@ -273,12 +273,63 @@ def test_declared_activations_run_whatever_kernels_there_are(name: str) -> None:
     assert float(np.median(abs(found - expected)) / abs(expected).max()) < 0.05
 
 
+def test_a_plan_names_the_kernels_that_emulation_takes() -> None:
+    name = "glm52-quark-mxfp4-attnptpc"
+    kept, declared = (
+        make_plan(DATA / name, kernels="cpu", activation_quantization=wanted) for wanted in ("none", "declared")
+    )
+    products = {"linear", "mlp", "moe", "router", "lm_head"}
+    assert {k: v for k, v in declared.providers.items() if v != kept.providers[k]} == dict.fromkeys(
+        products, "reference"
+    )
+    for module in declared.modules:
+        if module.kernel is not None:
+            assert (module.kernel.provider == "reference") == (module.kernel.operation in products), module.name
+
+
+@pytest.mark.parametrize(
+    ("operation", "option", "value", "said"),
+    [
+        ("hyper_connection", "hc_mult", 17, "streams up to 16, not 17"),
+        ("kda", "short_conv_kernel_size", 18, "conv_kernel up to 17, not 18"),
+    ],
+)
+def test_sizes_beyond_what_a_native_kernel_runs_are_run_by_the_definition(
+    operation: str, option: str, value: int, said: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    source = checkpoints / "glm53f-bf16"
+    config = msgspec.json.decode((source / "config.json").read_bytes())
+    text, g = config["text_config"], torch.Generator().manual_seed(1)
+    (text if option in text else text["linear_attn_config"])[option] = value
+    hidden, tensors = text["hidden_size"], load_file(source / "model.safetensors")
+    shapes = (
+        {"_fn": ((2 + value) * value, value * hidden), "_base": ((2 + value) * value,)}
+        if operation == "hyper_connection"
+        else {"conv1d.weight": (tensors["model.language_model.layers.0.self_attn.k_conv1d.weight"].shape[0], 1, value)}
+    )
+    for name, tensor in tensors.items():
+        for end, shape in shapes.items():
+            if name.endswith(end) and ("hc_" in name or "conv1d" in name):
+                tensors[name] = (torch.randn(shape, generator=g) * shape[-1] ** -0.5).to(tensor.dtype)
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    plan = make_plan(tmp_path, kernels="cpu")
+    (reason,) = {m.kernel.refused for m in plan.modules if m.kernel is not None and m.kernel.operation == operation}
+    assert plan.providers[operation] == "reference" and said in reason[0]
+    ids, choices = [5, 9, 2, 7, 11, 13], Selections()
+    expected = LLM(tmp_path, kernels="reference", dtype="float32", threads=1).logits(ids, selections=choices)
+    choices.imposed = True
+    found = LLM(tmp_path, kernels="cpu", dtype="float32", threads=1).logits(ids, selections=choices)
+    assert abs(found - expected).max() < 3e-2 * abs(expected).max()
+
+
 def test_declared_needs_every_static_scale_before_anything_is_read(checkpoints: Path) -> None:
-    plan = make_plan(checkpoints / "glm52-quark-int8")
-    with pytest.raises(UnsupportedError) as caught:
+    plan = make_plan(checkpoints / "glm52-quark-int8", activation_quantization="declared")
+    with pytest.raises(PlanError) as caught:
         load_weights(plan, EngineConfig(activation_quantization="declared"))
     text = str(caught.value)
-    assert "more modules" in text and "int8_tensor_static without a stored input_scale" in text
+    assert "HC508" in text and "more modules" in text and "int8_tensor_static without a stored input_scale" in text
+    assert "hadron check" in text and "--activation-quantization declared" in text
 
 
 def test_progress_and_prefault(checkpoints: Path) -> None:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 FAMILIES = ("glm52-quark-mxfp4-attnptpc", "glm53f-quark-mxfp4-blockfp8")
+#: of what takes long: the other with the slow tests
+ONE_BY_DEFAULT = (FAMILIES[0], pytest.param(FAMILIES[1], marks=pytest.mark.slow))
 COMMON = random.Random(7).choices(range(256), k=200)
 
 
@@ -201,7 +203,7 @@ def reference_alone(name: str, order: list[int]) -> dict[int, Any]:
     return {i: run(llm, [i])[i] for i in order}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_BY_DEFAULT)
 def test_reference_kernels_repeat_themselves_nearly(name: str, tmp_path: Path) -> None:
     """1e-5 of the largest: alone and together, in pieces, on more threads, after a prefix was found, on disk too."""
     few = [1, 3, 4]
@@ -217,7 +219,7 @@ def test_reference_kernels_repeat_themselves_nearly(name: str, tmp_path: Path) -
     assert sum(output.num_cached_tokens > 0 for output in later.values()) == 2, "found on disk"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ONE_BY_DEFAULT)
 def test_reference_kernels_repeat_themselves_nearly_after_preemption(name: str) -> None:
     order = [8, 9]
     outputs = run(load(name, **REFERENCE, num_pages=4, max_num_batched_tokens=40), order)

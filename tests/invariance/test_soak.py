@@ -21,7 +21,9 @@ def fixed(llm: LLM) -> Any:
     return llm.generate({"prompt_token_ids": FIXED}, params)[0].outputs
 
 
-@pytest.mark.parametrize(("name", "stored"), [(FAMILIES[0], False), (FAMILIES[1], True)])
+@pytest.mark.parametrize(
+    ("name", "stored"), [pytest.param(FAMILIES[0], False, marks=pytest.mark.slow), (FAMILIES[1], True)]
+)
 def test_afterwards_everything_is_free_and_the_bits_are_the_same(name: str, stored: bool, tmp_path: Path) -> None:
     expected = fixed(LLM(DATA / name, threads=1))
     llm = LLM(

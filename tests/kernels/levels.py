@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from hadron.kernels.ops import OPERATIONS
 needs_native = pytest.mark.skipif(
     not native.levels(), reason="this build has no native kernels: install with a C++ compiler to run these"
 )
+#: numbers of tokens and of threads that the promise on bits is tested with
+BATCHES = (1, 2, 3, 7, 16, 33, 128, 512)
+THREADS = (1, 2, 3, 4)
 every_level = pytest.mark.parametrize("isa", native.levels())
 
 
@@ -23,6 +27,14 @@ def handle(isa: str) -> Any:
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def batches(tokens: int) -> Iterator[slice]:
+    """Every batch of BATCHES out of so many tokens: at their beginning, from the second on, at their end."""
+    for batch in BATCHES:
+        for first in sorted({0, 1, tokens - batch}):
+            if 0 <= first <= tokens - batch:
+                yield slice(first, first + batch)
 
 
 def near(operation: str, found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from types import ModuleType
 
 import pytest
 
 from hadron.errors import UsageError
 from hadron.kernels.ops import OPERATIONS
-from hadron.kernels.select import CATALOGS, providers
+from hadron.kernels.select import CATALOGS, Refusal, providers, select
 from hadron.quantization.scheme import parse_scheme
 
 SCHEMES = [
@@ -34,6 +36,41 @@ def test_every_path_leads_somewhere(provider: str) -> None:
             found = getattr(importlib.import_module(module), name)
             assert callable(found)
         assert f".{provider}.{kernel.operation}" in kernel.path
+
+
+def _functions(module: ModuleType) -> dict[str, list[str]]:
+    """name -> parameters of what a module defines for others, but the two that a provider binds."""
+    return {
+        name: [p for p in inspect.signature(value).parameters if p not in ("threads", "level")]
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("operation", [kernel.operation for kernel in CATALOGS["cpu"].kernels])
+def test_a_native_function_is_called_as_its_definition(operation: str) -> None:
+    native, defined = (
+        _functions(importlib.import_module(f"hadron.kernels.{provider}.{operation}"))
+        for provider in ("cpu", "reference")
+    )
+    shared = {name: parameters for name, parameters in native.items() if name in defined}
+    assert shared and shared == {name: defined[name] for name in shared}
+    (path,) = (kernel.path for kernel in CATALOGS["cpu"].kernels if kernel.operation == operation)
+    assert path.endswith(operation) or path.rpartition(".")[2] in shared
+
+
+def test_a_size_that_a_kernel_does_not_run_goes_to_the_next_provider() -> None:
+    for operation, size, most in (
+        ("router", "groups", 64),
+        ("kda", "conv_kernel", 17),
+        ("hyper_connection", "streams", 16),
+    ):
+        within, beyond = (
+            select(operation, sizes=((size, value),), providers=("cpu", "reference")) for value in (most, most + 1)
+        )
+        assert not isinstance(within, Refusal) and not isinstance(beyond, Refusal)
+        assert (within.provider, within.refused) == ("cpu", ()) and beyond.provider == "reference"
+        assert f"runs {size} up to {most}, not {most + 1}" in beyond.refused[0]
 
 
 @pytest.mark.parametrize("operation", ["linear", "mlp", "moe", "lm_head", "router"])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hadron.engine.single import linear as checkpoint_linear
-from hadron.errors import PlanError, RequestError, UnsupportedError, UsageError
+from hadron.errors import PlanError, RequestError, UsageError
 from hadron.kernels.reference import linear as definition
 from hadron.kernels.reference.quantize import bind as bind_quantize
 from hadron.kernels.select import CATALOGS, KernelChoice, Refusal, providers, select
@@ -167,7 +167,7 @@ def test_an_input_of_another_width_is_refused(checkpoints: Path, shape: tuple[in
 
 
 def test_declared_without_a_stored_scale_is_refused(checkpoints: Path) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(PlanError) as caught:
         checkpoint_linear(
             checkpoints / "glm52-quark-int8", "model.layers.0.mlp.down_proj", np.zeros((1, 256)),
             activation_quantization="declared",

@@ -15,6 +15,7 @@ from hadron.errors import NumericsError
 from hadron.kernels.cpu import indexer, native
 from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.reference import indexer as reference
+from tests.kernels.levels import THREADS, batches
 
 pytestmark = pytest.mark.skipif(
     not native.levels(), reason="this build has no native kernels: install with a C++ compiler to run these"
@@ -79,16 +80,15 @@ class Case:
         width += self.pool - 1 if self.tail else 0
         return torch.tensor([row + [-1] * (width - len(row)) for row in out], dtype=torch.int64).view(len(out), width)
 
-    def alone(self, token: int, threads: int = 1) -> torch.Tensor:
-        """The same token as the only one of its step."""
-        request, rows = next((r, t) for r, t in enumerate(self._firsts()) if t <= token < t + self.queries[r])
-        del rows
-        row = slice(token, token + 1)
-        length = int(self.positions[token]) + 1
-        return indexer.choose(
-            self.query[row], self.weights[row], self.pages, self.tables[request : request + 1], self.positions[row],
-            (1,), (length,), self.topk, self.pool, self.tail, threads=threads, level=native.level(),
+    def part(self, rows: slice, threads: int) -> list[list[int]]:
+        """What is chosen where these tokens of one request are all of the step."""
+        (request,) = (r for r, t in enumerate(self._firsts()) if t <= rows.start and rows.stop <= t + self.queries[r])
+        length = int(self.positions[rows.stop - 1]) + 1
+        chosen = indexer.choose(
+            self.query[rows], self.weights[rows], self.pages, self.tables[request : request + 1], self.positions[rows],
+            (rows.stop - rows.start,), (length,), self.topk, self.pool, self.tail, threads=threads, level=native.level(),
         )  # fmt: skip
+        return [positions(row) for row in chosen]
 
     def _firsts(self) -> list[int]:
         return [sum(self.queries[:i]) for i in range(len(self.queries))]
@@ -149,10 +149,19 @@ def test_a_token_has_the_same_bits_in_every_step_and_on_any_number_of_threads(le
         lengths=(9000, 70, 1200), queries=(2, 7, 3), heads=33, size=24, topk=200, dtype=dtype, whole=False, rows=16
     )  # fmt: skip
     together = case.chosen(1)
-    for threads in (1, 2, 3, 4):
+    for threads in THREADS:
         assert torch.equal(case.chosen(threads), together)
         for t in range(12):
-            assert positions(case.alone(t, threads)[0]) == positions(together[t]), (threads, t)
+            assert case.part(slice(t, t + 1), threads) == [positions(together[t])], (threads, t)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_has_the_same_bits_in_steps_of_every_size(level: str, dtype: torch.dtype) -> None:
+    case = Case(lengths=(700,), queries=(514,), heads=3, size=24, topk=64, dtype=dtype, whole=False)
+    together = [positions(row) for row in case.chosen(1)]
+    for threads in THREADS:
+        for rows in batches(514):
+            assert case.part(rows, threads) == together[rows], (threads, rows)
 
 
 def test_a_long_context_is_taken_in_parts(level: str) -> None:
@@ -255,6 +264,24 @@ def test_keys_are_stored_as_defined_however_steps_are_cut(
         for _ in range(total):
             single.step((request, 1))
     assert torch.equal(single.pages.nan_to_num(7.0), ours.pages.nan_to_num(7.0)), "bit for bit, token by token"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=4),
+    pool=st.integers(1, 5), size=st.integers(1, 70), dtype=st.sampled_from(DTYPES), pooled=st.booleans(),
+)  # fmt: skip
+def test_keys_of_any_shape_are_stored_as_defined(
+    steps: list[list[int]], pool: int, size: int, dtype: torch.dtype, pooled: bool
+) -> None:
+    make = partial(Stored, pool=pool, size=size, dtype=dtype, pooled=pooled or pool > 1)
+    ours, theirs = make(partial(indexer.store, level=native.level())), make(reference.store)
+    for counts in steps:
+        step = [(request, count) for request, count in enumerate(counts) if count]
+        if step:
+            ours.step(*step)
+            theirs.step(*step)
+    torch.testing.assert_close(ours.pages, theirs.pages, equal_nan=True, rtol=8e-3, atol=1e-5)
 
 
 def test_slots_outside_the_cache_are_refused() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hadron.kernels.cpu import kda as native
 from hadron.kernels.reference import kda as reference
 from hadron.layers.dimensions import KdaDimensions
-from tests.kernels.levels import every_level, generator, handle, near, needs_native, unaligned
+from tests.kernels.levels import BATCHES, THREADS, every_level, generator, handle, near, needs_native, unaligned
 
 pytestmark = needs_native
 SLOTS = 4
@@ -96,20 +96,20 @@ def test_bfloat16_activations(isa: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "size"), [(3, 128), (2, 52)])
 def test_bits_do_not_depend_on_splits_batches_or_threads(isa: str, heads: int, size: int, dtype: torch.dtype) -> None:
-    case = Case(heads, size, 4, -5.0, 150, seed=3, dtype=dtype)
-    slots, lengths = (3, 0, 2), (101, 12, 37)
+    case = Case(heads, size, 4, -5.0, 561, seed=3, dtype=dtype)
+    slots, lengths = (3, 0, 2), (512, 12, 37)
     block = case.bind(native, level=handle(isa))
     expected = case.run(block, slots, lengths, (1,))
-    for threads in (1, 2, 3, 4):
+    for threads in THREADS:
         several = case.bind(native, threads=threads, level=handle(isa))
-        for cuts in ((150,), (1, 2), (3,), (7, 1, 5), (31, 33), (64,), (4, 1)):
+        for cuts in (*((batch,) for batch in BATCHES), (1, 2), (7, 1, 5), (31, 33), (64,), (4, 1)):
             for found, part in zip(case.run(several, slots, lengths, cuts), expected, strict=True):
                 assert torch.equal(found, part), (threads, cuts)
     # Alone, and last where it was first.
-    alone = Case(heads, size, 4, -5.0, 150, seed=3, dtype=dtype)
-    alone.inputs = [x[101:113] for x in case.inputs]
+    alone = Case(heads, size, 4, -5.0, 561, seed=3, dtype=dtype)
+    alone.inputs = [x[512:524] for x in case.inputs]
     out, matrices, windows = alone.run(block, (0,), (12,), (12,))
-    assert torch.equal(out, expected[0][101:113])
+    assert torch.equal(out, expected[0][512:524])
     assert torch.equal(matrices[0], expected[1][0]) and torch.equal(windows[0], expected[2][0])
 
 

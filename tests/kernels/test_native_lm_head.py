@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hadron.kernels.cpu import lm_head as native
+from hadron.kernels.cpu.native import ENVIRONMENT
 from hadron.kernels.reference import lm_head as reference
-from tests.kernels.levels import every_level, generator, handle, needs_native
+from tests.kernels.levels import THREADS, batches, every_level, generator, handle, near, needs_native, unaligned
 
 pytestmark = needs_native
 
@@ -79,18 +82,18 @@ def test_ranks_equal_their_definition(size: int) -> None:
 
 @every_level
 def test_bits_depend_on_the_row_alone(isa: str) -> None:
-    logits = torch.randn(40, 13_001, generator=generator(2)) * 5
+    logits = torch.randn(512, 4_101, generator=generator(2)) * 5
     alone = [
         torch.cat(parts)
         for parts in zip(
             *(native.best(row, 9, temperature=0.8, level=handle(isa)) for row in logits.split(1)), strict=True
         )
     ]
-    for threads in (1, 2, 3, 5):
-        for batch in (1, 3, 40):
-            found = native.best(logits[:batch], 9, temperature=0.8, threads=threads, level=handle(isa))
+    for threads in THREADS:
+        for rows in batches(512):
+            found = native.best(logits[rows], 9, temperature=0.8, threads=threads, level=handle(isa))
             for a, b in zip(found, alone, strict=True):
-                assert torch.equal(a, b[:batch])
+                assert torch.equal(a, b[rows])
 
 
 @every_level
@@ -125,3 +128,35 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
     for wrong in (-1, 8):
         with pytest.raises(IndexError, match="a token id is out of range"):
             native.ranks(rows(1, 8), torch.tensor([[0, wrong]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_level
+def test_logits_of_a_shared_table_equal_their_definition(
+    isa: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, isa)
+    table = unaligned(torch.randn(9001, 72, generator=generator(4)).to(dtype))
+    hidden = torch.randn(128, 72, generator=generator(5))
+    one = native.bind(table)
+    alone = torch.cat([one(row) for row in hidden.split(1)])
+    near("lm_head", alone, reference.bind(table)(hidden))
+    for threads in THREADS:
+        several = native.bind(table, threads=threads)
+        for rows in batches(128):
+            assert torch.equal(several(hidden[rows]), alone[rows])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 9), size=st.integers(1, 3000), best=st.integers(0, 60), seed=st.integers(0, 1000),
+    threads=st.integers(1, 4),
+)  # fmt: skip
+def test_any_shape(count: int, size: int, best: int, seed: int, threads: int) -> None:
+    logits = rows(count, size, seed=seed)
+    found = native.best(logits, best, temperature=0.7, threads=threads)
+    expected = reference.best(logits, best, temperature=0.7)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert torch.allclose(found[2], expected[2], rtol=0, atol=3e-7) and not found[3].any()
+    asked = torch.randint(0, size, (count, 3), generator=generator(seed))
+    assert torch.equal(native.ranks(logits, asked, threads=threads), reference.ranks(logits, asked))

@@ -15,6 +15,7 @@ from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.reference import mla as reference
 from hadron.kernels.reference.dequantize import dequantize
 from hadron.quantization.scheme import parse_scheme
+from tests.kernels.levels import THREADS, batches
 from tests.kernels.test_native import SCHEMES, random_weight, whole
 
 pytestmark = pytest.mark.skipif(
@@ -107,12 +108,21 @@ def test_a_token_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(l
     counts = (700, 3, 256, 0, 129, 513, 16, 257, 600, 1, 128, 40)
     case = Case("mxfp4", heads=34, nope=10, v=7, rank=136, counts=counts, dtype=dtype, page=16)
     alone = torch.cat([case.sparse(slice(t, t + 1), 1) for t in range(len(counts))])
-    for threads in (1, 2, 3, 4):
+    for threads in THREADS:
         for size in (1, 2, 3, 7, 12):
             for first in {0, (12 - size) // 2, 12 - size}:
                 rows = slice(first, first + size)
                 assert torch.equal(case.sparse(rows, threads), alone[rows]), (threads, size, first)
     assert torch.equal(case.sparse(slice(1, 2), 2, 3), alone[1:2]), "padding of the list says nothing"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_has_the_same_bits_in_batches_of_every_size(level: str, dtype: torch.dtype) -> None:
+    case = Case("mxfp4", heads=2, rank=32, counts=tuple(7 * t % 41 for t in range(514)), dtype=dtype)
+    alone = torch.cat([case.sparse(slice(t, t + 1), 1) for t in range(514)])
+    for threads in THREADS:
+        for rows in batches(514):
+            assert torch.equal(case.sparse(rows, threads), alone[rows]), (threads, rows)
 
 
 def test_more_tokens_than_share_an_expansion(level: str) -> None:
@@ -207,6 +217,32 @@ def test_dense_prefill_equals_its_definition_and_the_sparse_form(
     ends = torch.arange(length - queries, length).unsqueeze(1)
     selection = torch.where(everything <= ends, everything, -1)
     near(attention.sparse(query, selection, case.pages, case.tables, torch.zeros(queries, dtype=torch.int64)), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=st.sampled_from(["bf16", "mxfp4", "fp8_e4m3_block_32x96", "f32"]), heads=st.integers(1, 6),
+    nope=st.integers(1, 20), rope=st.integers(0, 9), v=st.integers(1, 20), rank=st.integers(1, 150),
+    page=st.integers(1, 9), length=st.integers(1, 300), queries=st.integers(1, 80), dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_dense_prefill_of_any_shape(
+    scheme: str, heads: int, nope: int, rope: int, v: int, rank: int, page: int, length: int, queries: int,
+    dtype: torch.dtype, seed: int,
+) -> None:  # fmt: skip
+    from hadron.kernels.cpu.mla import bind
+
+    queries = min(queries, length)
+    case = Case(
+        scheme, heads=heads, nope=nope, rope=rope, v=v, rank=rank, page=page, counts=(length,), dtype=dtype, seed=seed
+    )
+    attention = bind(case.weight, heads, nope, rope, v, case.halves.scale, 2)
+    query = torch.randn(queries, heads, nope + rope, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    context = case.pages[case.tables[1]].flatten(0, 1)[:length]
+    expected = reference.dense_attend(query, context, length - queries, case.halves)
+    found = attention.dense(query, case.pages, case.tables[1], length)
+    absolute = (case.halves.value.abs().sum(-1) * float(case.pages.float().abs().max())).unsqueeze(0) + 1e-6
+    assert float(((found.float() - expected).abs() / absolute).max()) < TOLERANCE
 
 
 def test_a_dense_context_outside_its_table_is_refused() -> None:

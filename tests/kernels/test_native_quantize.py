@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hadron.engine.build import build_model
 from hadron.engine.config import EngineConfig
@@ -96,8 +98,8 @@ def test_a_scale_of_the_file_that_a_dynamic_scheme_ignores() -> None:
 @pytest.mark.parametrize("name", ["glm52-quark-mxfp4-attnptpc", "glm53f-modelopt-nvfp4"])
 def test_a_declared_run_on_native_kernels_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models, and the same bits with the definition in its place."""
-    plan = make_plan(DATA / name, kernels="cpu", dtype="float32")
-    config = EngineConfig(kernels="cpu", dtype="float32", activation_quantization="declared", threads=1)
+    plan = make_plan(DATA / name, kernels="cpu", dtype="float32", activation_quantization="declared")
+    config = EngineConfig(kernels="cpu", dtype="float32", threads=1)
     ids = tokens(20, vocabulary=plan.config.vocabulary)  # type: ignore[union-attr]
     calls, bind = [], native.bind
 
@@ -110,3 +112,13 @@ def test_a_declared_run_on_native_kernels_takes_it(name: str, monkeypatch: pytes
     assert len(calls) > 10 and set(calls) <= {m.activation.name for m in plan.modules}
     monkeypatch.setattr(native, "bind", lambda scheme, scale, *, threads, level: reference.bind(scheme, scale))
     assert torch.equal(found, Run(build_model(plan, config), plan.config).logits(ids))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scheme=st.sampled_from([s for s in SCHEMES if s.dynamic]), rows=st.integers(1, 9), columns=st.integers(1, 300),
+    seed=st.integers(0, 1000), threads=st.integers(1, 4),
+)  # fmt: skip
+def test_any_shape(scheme: ActivationScheme, rows: int, columns: int, seed: int, threads: int) -> None:
+    x = torch.ldexp(torch.randn(rows, columns, generator=generator(seed)), torch.tensor(seed % 40 - 20))
+    assert same_bits(native.bind(scheme, None, threads=threads)(x), reference.quantize(x, scheme, None))

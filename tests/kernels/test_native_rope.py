@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hadron.kernels.cpu import rope
 from hadron.kernels.reference import rope as reference
-from tests.kernels.levels import every_level, generator, handle, near, needs_native
+from tests.kernels.levels import THREADS, batches, every_level, generator, handle, near, needs_native
 
 pytestmark = needs_native
 
@@ -36,17 +36,18 @@ def test_a_rotation_equals_its_definition(
 @every_level
 def test_parts_in_one_call_are_those_of_each_alone(isa: str) -> None:
     parts = [
-        (torch.randn(5, 4, 96, generator=generator(1)), 32),
-        (torch.randn(5, 64, generator=generator(2)).bfloat16(), 0),
-        (torch.randn(5, 3, 2, 80, generator=generator(3)).transpose(1, 2)[:, 0], 16),
+        (torch.randn(5, 4, 96, generator=generator(1)), 32, 64, 1e4, True),
+        (torch.randn(5, 64, generator=generator(2)).bfloat16(), 0, 64, 1e4, False),
+        (torch.randn(5, 3, generator=generator(4)), 1, 0, 1e4, True),
+        (torch.randn(5, 3, 2, 80, generator=generator(3)).transpose(1, 2)[:, 0], 16, 32, 8e6, True),
     ]
     positions = torch.tensor([0, 1, 63, 4_097, 131_072])
-    found = rope.rotate_parts(parts, 64, positions, 1e4, True, level=handle(isa))
-    for (x, start), y in zip(parts, found, strict=True):
-        assert torch.equal(y, rope.rotate_part(x, start, 64, positions, 1e4, True, level=handle(isa)))
-    assert [x.data_ptr() for x in rope.rotate_parts([(parts[0][0], 3)], 0, positions, 1e4, True)] == [
-        parts[0][0].data_ptr()
-    ]
+    found = rope.rotate_parts(parts, positions, level=handle(isa))
+    for (x, start, size, theta, interleave), y in zip(parts, found, strict=True):
+        assert torch.equal(y, rope.rotate_part(x, start, size, positions, theta, interleave, level=handle(isa)))
+    assert found[2] is parts[2][0] and rope.rotate_parts(parts[2:3], positions)[0] is parts[2][0]
+    for y, defined in zip(found, reference.rotate_parts(parts, positions), strict=True):
+        torch.testing.assert_close(y, defined, rtol=2**-7, atol=2**-7)
 
 
 @every_level
@@ -63,15 +64,14 @@ def test_a_part_is_rotated_and_the_rest_is_copied(isa: str, start: int, size: in
 
 @every_level
 def test_a_token_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(isa: str) -> None:
-    x = torch.randn(129, 16, 192, generator=generator(2))
-    positions = torch.randint(0, 200_000, (129,), generator=generator(3))
-    for threads in (1, 2, 3, 4):
+    x = torch.randn(513, 3, 192, generator=generator(2))
+    positions = torch.randint(0, 200_000, (513,), generator=generator(3))
+    for threads in THREADS:
         bound = {"threads": threads, "level": handle(isa)}
         alone = torch.cat([
-            rope.rotate_part(x[t : t + 1], 128, 64, positions[t : t + 1], 1e4, False, **bound) for t in range(129)
+            rope.rotate_part(x[t : t + 1], 128, 64, positions[t : t + 1], 1e4, False, **bound) for t in range(513)
         ])  # fmt: skip
-        for batch in (2, 3, 7, 16, 33, 128):
-            rows = slice(1, 1 + batch)
+        for rows in batches(513):
             assert torch.equal(rope.rotate_part(x[rows], 128, 64, positions[rows], 1e4, False, **bound), alone[rows])
 
 

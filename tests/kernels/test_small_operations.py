@@ -60,9 +60,7 @@ def test_embedding_rows_and_tied_logits() -> None:
     found = embedding.rows(table, torch.tensor([8999, 0]))
     assert found.dtype == torch.float32
     assert torch.equal(found, table[[8999, 0]].float())
-    np.testing.assert_allclose(
-        lm_head.logits(hidden, table).numpy(), hidden.numpy() @ table.float().numpy().T, atol=1e-5
-    )
+    np.testing.assert_allclose(lm_head.bind(table)(hidden).numpy(), hidden.numpy() @ table.float().numpy().T, atol=1e-5)
 
 
 def test_br53_attention_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

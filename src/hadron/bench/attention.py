@@ -74,7 +74,7 @@ def mla_groups(wanted: Wanted, arena: Arena) -> Iterator[list[Case]]:
     n: values of a head; k: width of a latent. Each call is of another request.
     """
     provider = provider_of("mla")
-    pages = _random_bf16(arena).view(-1, PAGE, RANK)
+    pages = random_bf16(arena).view(-1, PAGE, RANK)
     blocks = CONTEXT // PAGE
     requests = max(1, len(pages) // blocks)
     random = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def indexer_groups(wanted: Wanted, arena: Arena) -> Iterator[list[Case]]:
     """
     provider = provider_of("indexer")
     rows = PAGE // POOL
-    pages = _random_bf16(arena).view(-1, rows, INDEX_SIZE)
+    pages = random_bf16(arena).view(-1, rows, INDEX_SIZE)
     pools = min(POOLS, len(pages) * rows)
     blocks = pools // rows
     requests = max(1, len(pages) // blocks)
@@ -130,7 +130,7 @@ def indexer_groups(wanted: Wanted, arena: Arena) -> Iterator[list[Case]]:
     yield [case(m) for m in wanted.ms or INDEXER_M]
 
 
-def _random_bf16(arena: Arena) -> torch.Tensor:
+def random_bf16(arena: Arena) -> torch.Tensor:
     """The whole arena as bfloat16, normal: a block of random numbers over and over."""
     values = arena.tensor[: arena.size // (1 << 16) * (1 << 16)].view(torch.bfloat16)
     block = torch.randn(min(len(values), 1 << 20), generator=torch.Generator().manual_seed(1)).bfloat16()

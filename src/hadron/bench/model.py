@@ -19,7 +19,7 @@ from hadron.bench.limits import Arena, Clock, Probes
 from hadron.bench.profile import Profile
 from hadron.bench.report import ModelReport, Step
 from hadron.bench.run import environment, fitting, level_of
-from hadron.bench.weigh import Cost, token_cost
+from hadron.bench.weigh import Cost, context_bytes, token_cost
 from hadron.cache.blocks import BlockPool
 from hadron.cache.manager import CacheManager, SequenceCache
 from hadron.cache.pages import Pages
@@ -28,7 +28,7 @@ from hadron.cache.states import States
 from hadron.engine.build import build_model, threads
 from hadron.engine.config import EngineConfig
 from hadron.errors import CapacityError, UsageError
-from hadron.models.language_model import LanguageModel
+from hadron.models.language_model import LanguageModel, config_selection_budget
 from hadron.preflight.build import make_plan
 
 #: Bytes that the bandwidth is measured over.
@@ -133,12 +133,15 @@ def measure(
         for i, (context, tokens) in enumerate(points):
             profile.reset()
             sequence.place(context)
-            steps.append(_timed(sequence, profile, probes, cost, asked, tokens, context, clock, built.layer_count))
+            behind = context_bytes(spec, context, config_selection_budget(plan.config))
+            steps.append(
+                _timed(sequence, profile, probes, cost, behind, asked, tokens, context, clock, built.layer_count)
+            )
             progress(i + 1, len(points))
         notes = [
             "The context is put into the caches, not computed; weights are read from the mapped file.",
             f"{asked.steps} steps each, without the profiler, whose {asked.profiled} steps come after; "
-            "bytes are those of weights and scales, of the experts a token takes.",
+            "bytes are those of weights and scales, of the experts a token takes, and of its caches.",
         ]
         return ModelReport(
             environment(count, level), probes.summary(), str(model), built.layer_count, plan.bytes, cost, steps, notes
@@ -159,8 +162,8 @@ def _sequence(model: LanguageModel, spec: CacheSpec, capacity: int) -> Sequence:
 
 
 def _timed(
-    sequence: Sequence, profile: Profile, probes: Probes, cost: Cost, asked: Asked, tokens: int, context: int,
-    clock: Clock, layers: int,
+    sequence: Sequence, profile: Profile, probes: Probes, cost: Cost, behind: int, asked: Asked, tokens: int,
+    context: int, clock: Clock, layers: int,
 ) -> Step:  # fmt: skip
     random = torch.Generator().manual_seed(context + tokens)
     vocabulary = sequence.step([1]).shape[1]
@@ -185,15 +188,15 @@ def _timed(
             once()
     median = _median(seconds)
     flops = (cost.flops * tokens + cost.head_flops) / median / 1e9
-    # Several tokens take more experts than one, how many more is theirs; their bytes are a lower bound.
-    gbps = cost.bytes / median / 1e9
+    # Several tokens take more experts and latents than one, how many more is theirs; their bytes are a lower bound.
+    gbps = (cost.bytes + behind) / median / 1e9
     of = {"read_gbps": (gbps, _median(bandwidth)), probes.best_peak(): (flops, _median(peak))}
     limit = max(of, key=lambda name: of[name][0] / of[name][1])
     value, best = of[limit]
     return Step(
-        context=context, tokens=tokens, steps=asked.steps, ms=median * 1e3, tokens_per_second=tokens / median,
-        gbps=gbps, gflops=flops, limit=limit, limit_value=best, fraction=value / best,
-        profile=profile.breakdown(layers),
+        context=context, context_bytes=behind, tokens=tokens, steps=asked.steps, ms=median * 1e3,
+        tokens_per_second=tokens / median, gbps=gbps, gflops=flops, limit=limit, limit_value=best,
+        fraction=value / best, profile=profile.breakdown(layers),
     )  # fmt: skip
 
 

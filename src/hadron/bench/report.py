@@ -40,11 +40,12 @@ class KernelReport(Struct, frozen=True):
 class Step(Struct, frozen=True):
     """Steps of `tokens` tokens behind a context. ms: the median of a step; tokens_per_second: by it.
 
-    gbps: bytes of weights over time; gflops: products by weights over time. limit: what binds; fraction: of
-    it as it was just before and after.
+    context_bytes: of caches, by one token. gbps: bytes of weights and caches over time; gflops: products by weights
+    over time. limit: what binds; fraction: of it as it was just before and after.
     """
 
     context: int
+    context_bytes: int
     tokens: int
     steps: int
     ms: float

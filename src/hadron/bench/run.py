@@ -12,7 +12,7 @@ from importlib.metadata import version
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from hadron.bench import attention
+from hadron.bench import attention, small
 from hadron.bench import kernels as products
 from hadron.bench.kernels import SHORT, Wanted
 from hadron.bench.limits import Arena, Probes
@@ -26,8 +26,10 @@ from hadron.quantization.scheme import parse_scheme
 #: Bytes of weights that copies are spread over, at least.
 ARENA = 1 << 30
 
-OPS = ("linear", "mlp", "moe", "kda", "mla", "indexer")
+#: these multiply by a weight whose scheme and shape may be asked for; the others have the released sizes
+PRODUCTS = ("linear", "mlp", "moe")
 DEFAULT_OPS = ("linear", "moe")
+EXPERTS = 64
 _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
     "linear": products.linear_groups,
     "mlp": products.mlp_groups,
@@ -35,7 +37,15 @@ _GROUPS: dict[str, Callable[[Wanted, Arena], Iterator[list[Case]]]] = {
     "kda": attention.kda_groups,
     "mla": attention.mla_groups,
     "indexer": attention.indexer_groups,
+    "router": small.router_groups,
+    "hyper_connection": small.hyper_connection_groups,
+    "norm": small.norm_groups,
+    "rope": small.rope_groups,
+    "embedding": small.embedding_groups,
+    "lm_head": small.lm_head_groups,
+    "quantize": small.quantize_groups,
 }
+OPS = tuple(_GROUPS)
 #: operation -> its usual schemes, shapes and numbers of tokens
 _USUAL: dict[str, tuple[Sequence[object], Sequence[object], Sequence[int]]] = {
     "linear": (products.SCHEMES, products.LINEAR_SHAPES, products.LINEAR_M),
@@ -44,6 +54,8 @@ _USUAL: dict[str, tuple[Sequence[object], Sequence[object], Sequence[int]]] = {
     "kda": (("f32",), (attention.KDA,), attention.KDA_M),
     "mla": (("bf16",), attention.MLA_SIZES, attention.MLA_M),
     "indexer": (("bf16",), (attention.POOLS,), attention.INDEXER_M),
+    **dict.fromkeys(("router", "hyper_connection", "norm", "rope", "embedding", "lm_head"), (("",), ("",), small.M)),
+    "quantize": (small.ACTIVATIONS, ("",), small.M),
 }
 
 
@@ -55,10 +67,29 @@ class Asked:
     schemes: tuple[str, ...] | None = None
     ms: tuple[int, ...] | None = None
     shape: tuple[int, int] | None = None
-    experts: int = 64
+    experts: int | None = None
     threads: int | None = None
     isa: str | None = None
     rounds: int = 3
+
+    def __post_init__(self) -> None:
+        """`UsageError` for what an operation would not heed."""
+        deaf = [op for op in self.ops if op not in PRODUCTS]
+        for flag, value in (("--scheme", self.schemes), ("--n and --k", self.shape)):
+            if value is not None and deaf:
+                raise _unheeded(flag, deaf, PRODUCTS)
+        if self.experts is not None and "moe" not in self.ops:
+            raise _unheeded("--experts", self.ops, ("moe",))
+
+
+def _unheeded(flag: str, ops: Sequence[str], heeding: Sequence[str]) -> UsageError:
+    return UsageError(
+        "an option says nothing to an operation",
+        where=flag,
+        found=f"--op {','.join(ops)}",
+        accepted=f"with {', '.join(heeding)}",
+        hint="leave it out, or measure the others in a run of their own",
+    )
 
 
 def scheme_names(text: str | None) -> tuple[str, ...] | None:
@@ -99,12 +130,13 @@ def level_of(isa: str | None) -> Iterator[str]:
 def kernels(asked: Asked, progress: Callable[[int, int], None] = lambda done, total: None) -> KernelReport:
     """Measure; `UnsupportedError` without native kernels, `CapacityError` where there is no memory for it."""
     threads = asked.threads or torch.get_num_threads()
+    torch.set_num_threads(threads)  # of operations that run on reference kernels
     with level_of(asked.isa) as isa, torch.inference_mode():
         wanted = Wanted(
             schemes=asked.schemes,
             ms=asked.ms,
             shapes=None if asked.shape is None else (asked.shape,),
-            experts=asked.experts,
+            experts=asked.experts or EXPERTS,
             threads=threads,
         )
         arena = Arena(fitting(max(ARENA, products.moe_bytes(wanted) if "moe" in asked.ops else 0)))
@@ -131,7 +163,7 @@ def _count(ops: tuple[str, ...], wanted: Wanted) -> int:
     rows = 0
     for op in ops:
         schemes, shapes, ms = _USUAL[op]
-        by_weight = op in ("linear", "mlp", "moe")  # the others have sizes of their own
+        by_weight = op in PRODUCTS
         schemes = wanted.schemes or schemes if by_weight else schemes
         shapes = wanted.shapes or shapes if by_weight else shapes
         rows += len(schemes) * len(shapes) * len(wanted.ms or ms)

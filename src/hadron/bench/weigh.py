@@ -1,4 +1,4 @@
-"""What a token costs a model, from its plan alone: bytes of weights read, and operations of matrices."""
+"""What a token costs a model, from its plan alone: bytes of weights and of caches, and operations of matrices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from msgspec import Struct
 
+from hadron.cache.spec import CacheSpec
 from hadron.models.inventory import LINEAR_KINDS, ModuleKind, Section
 from hadron.preflight.plan import Binding, LoadPlan
 
@@ -41,6 +42,14 @@ def token_cost(plan: LoadPlan) -> Cost:
         elif module.kind in LINEAR_KINDS:
             flops += used * work
     return Cost(round(read), round(flops), round(head))
+
+
+def context_bytes(spec: CacheSpec, context: int, selected: int) -> int:
+    """Bytes of its caches that a token moves behind so many others: the latents that it selects and the keys that it
+    selects by, read; its request's states, read and written."""
+    latents, pools = min(context, selected), context // spec.pool
+    rows = sum(latents * spec.latent_bytes(c) + pools * spec.index_bytes(c) for c in spec.layers)
+    return rows + 2 * spec.bytes_per_sequence
 
 
 def _bytes(plan: LoadPlan, binding: Binding) -> float:

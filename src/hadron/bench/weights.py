@@ -64,7 +64,8 @@ def _scale(scheme: QuantizationScheme, rows: int, groups: int, random: torch.Gen
         case Granularity.BLOCK:
             return floats(-(-rows // scheme.rows), groups)
     if scheme.scale == "e8m0":
-        return torch.randint(117, 122, (rows, groups), generator=random, dtype=torch.uint8)
+        # as far apart as real files have them: within 128 columns of a row, never more than three binades
+        return torch.randint(118, 122, (rows, groups), generator=random, dtype=torch.uint8)
     if scheme.scale == "e4m3":
         codes = torch.randint(0x28, 0x48, (rows, groups), generator=random, dtype=torch.uint8)
         return codes.view(torch.float8_e4m3fn)

@@ -114,13 +114,15 @@ class CacheSpec:
         latent = layer.latent_width - layer.rope_width
         return latent + _SCALE + layer.rope_width * _BYTES["bfloat16"] if latent else 0
 
+    def index_bytes(self, layer: LayerCache) -> int:
+        """Bytes of an indexer row, one for `pool` tokens, in such a layer."""
+        return layer.index_width * _BYTES[self.dtype]
+
     @property
     def bytes_per_page(self) -> int:
         """Bytes that `page_size` tokens take in all layers."""
         rows = self.page_size // self.pool
-        return sum(
-            self.latent_bytes(c) * self.page_size + c.index_width * rows * _BYTES[self.dtype] for c in self.layers
-        )
+        return sum(self.latent_bytes(c) * self.page_size + self.index_bytes(c) * rows for c in self.layers)
 
     @property
     def bytes_per_token(self) -> int:

@@ -85,19 +85,20 @@ def _print_json(value: Any) -> None:
 @click.option("--m", help="Numbers of tokens, such as 1,8,512.")
 @click.option("--n", type=click.IntRange(min=1), help="Rows of the weight; mlp and moe: the inner width.")
 @click.option("--k", type=click.IntRange(min=1), help="Columns of the weight; mlp and moe: the hidden width.")
-@click.option("--experts", type=click.IntRange(min=1), default=64, show_default=True, help="Experts of moe.")
+@click.option("--experts", type=click.IntRange(min=1), help="Experts of moe.  [default: 64]")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.  [default: torch's choice]")
 @click.option("--isa", help="Level of instructions (docs/native.md).  [default: the widest]")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="How often each is measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/bench.md).")
 def kernels(
-    op: str | None, scheme: str | None, m: str | None, n: int | None, k: int | None, experts: int,
+    op: str | None, scheme: str | None, m: str | None, n: int | None, k: int | None, experts: int | None,
     threads: int | None, isa: str | None, rounds: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Time single operations on random weights that lie in no cache.
 
     Without options: products by 4096 x 12288 and 12288 x 4096 and a layer of 64 experts, in the common
-    schemes, in about a minute.
+    schemes, in about a minute. --op takes linear, mlp and moe, whose schemes and shapes can be asked for, and at
+    the released sizes kda, mla, indexer, router, hyper_connection, norm, rope, embedding, lm_head and quantize.
 
     \b
     Example:

@@ -160,6 +160,10 @@ def plan_options(function: F) -> F:
                 "kv_cache_dtype", KV_CACHE_DTYPES, "Of the latents in the cache; auto: as activations.",
             ),
             _choice("device", engine.DEVICES, "Where weights and caches are."),
+            _choice(
+                "activation_quantization", engine.ACTIVATION_QUANTIZATION,
+                "declared: emulate what the checkpoint declares for activations.",
+            ),
             _choice("mla_prefill", engine.MLA_PREFILL, "How prompts are attended to."),
             option("--max-model-len", type=int, group=group,
                    help="Most tokens of one request.  [default: what fits, at most the model's]"),
@@ -183,10 +187,6 @@ def engine_options(function: F) -> F:
         [
             plan_options,
             option("--threads", type=int, group=group, help="Threads to compute with.  [default: torch's choice]"),
-            _choice(
-                "activation_quantization", engine.ACTIVATION_QUANTIZATION,
-                "declared: emulate what the checkpoint declares for activations.",
-            ),
             _number("max_num_batched_tokens", int, "Most tokens of one step, of all requests."),
             option("--prefix-cache-dir", metavar="DIR", group=group,
                    help="Keep the beginnings of prompts in this folder, for later runs."),

@@ -16,9 +16,7 @@ from hadron.checkpoint.load import MappedCheckpoint, OnProgress, Progress
 from hadron.engine.config import EngineConfig
 from hadron.engine.weights import PlannedWeights
 from hadron.errors import PlanError, UsageError
-from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.provider import Provider
-from hadron.kernels.select import KernelChoice, providers, select
 from hadron.models.language_model import LanguageModel, model_settings
 from hadron.models.mtp import Mtp
 from hadron.models.registry import FAMILIES
@@ -91,7 +89,7 @@ def load_weights(plan: LoadPlan, config: EngineConfig, progress: OnProgress = _s
     device = torch_device(config)
     mapped = MappedCheckpoint(plan.facts, names, progress)
     weights = PlannedWeights(
-        bindings, mapped, device=device, declared=_declared(config), kernels=kernel_provider(plan, config)
+        bindings, mapped, device=device, declared=plan.emulates, kernels=kernel_provider(plan, config)
     )  # fmt: skip
     if config.prefault:
         mapped.prefault()
@@ -118,23 +116,9 @@ def threads(config: EngineConfig) -> int:
     return config.threads or torch.get_num_threads()
 
 
-def _declared(config: EngineConfig) -> bool:
-    return config.activation_quantization == "declared"
-
-
 def kernel_provider(plan: LoadPlan, config: EngineConfig) -> Provider:
-    """Where layers take the functions of operations without a weight of their own, and how many threads."""
-    asked = providers(config.kernels, plan.platform.providers)
-    chosen = {}
-    for operation in OPERATIONS:
-        choice = select(operation, providers=asked)
-        if isinstance(choice, KernelChoice):
-            chosen[operation] = choice.provider
-    if _declared(config):
-        # Emulation quantizes between the products of a block, so blocks are put together from products;
-        # and those are the reference's, which a native router cannot read its gate from.
-        chosen |= {"mlp": "reference", "moe": "reference", "router": "reference"}
-    return Provider(chosen, threads=threads(config))
+    """Where layers take the functions of operations, and how many threads."""
+    return Provider(plan.providers, threads=threads(config))
 
 
 def _attention(plan: LoadPlan) -> AttentionChoice:

@@ -88,6 +88,7 @@ class EngineConfig:
         """What `hadron check` must be given to plan alike, such as ` --kernels triton`."""
         asked = {
             "kernels": (self.kernels, "auto"), "device": (self.device, "cpu"),
+            "activation-quantization": (self.activation_quantization, "none"),
             "kv-cache-dtype": (self.kv_cache_dtype, "auto"),
             "num-speculative-tokens": (self.num_speculative_tokens, 0),
         }  # fmt: skip

@@ -40,7 +40,7 @@ def linear(
     config = EngineConfig(
         kernels=kernels, activation_quantization=activation_quantization, device=device, dtype="float32"
     )
-    plan = make_plan(model, kernels=kernels, device=device)
+    plan = make_plan(model, kernels=kernels, device=device, activation_quantization=activation_quantization)
     if not plan.ok:
         raise PlanError(plan.model, plan.errors, config.flags)
     name = _parameter(plan, module)
@@ -50,7 +50,7 @@ def linear(
         bindings,
         mapped,
         device=torch_device(config),
-        declared=activation_quantization == "declared",
+        declared=plan.emulates,
         kernels=kernel_provider(plan, config),
     )
     product = weights.linear(name)

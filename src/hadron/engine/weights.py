@@ -49,8 +49,6 @@ class PlannedWeights:
         self._asked: set[str] = set()
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
         self._stored: dict[tuple[str, int | None], StoredWeight] = {}
-        if declared:
-            _refuse_missing_scales(bindings)
 
     def __contains__(self, name: str) -> bool:
         if name in self._bindings:
@@ -131,19 +129,15 @@ class PlannedWeights:
     def _kernel(self, module: ModulePlan) -> KernelChoice:
         """The plan's choice where it multiplies by one weight, else its provider's `linear`.
 
-        Emulation takes the reference: native products would round what was quantized once more. A parameter by
-        which a layer multiplies takes the same products as its neighbours, or its bits would depend on the batch.
+        A parameter by which a layer multiplies takes the same products as its neighbours, or its bits would depend
+        on the batch.
         """
         planned = module.kernel
-        if planned is not None and planned.operation == "linear" and not self._declared:
+        if planned is not None and planned.operation == "linear":
             return planned
-        provider = "reference"
-        if not self._declared:
-            if planned is not None:
-                provider = planned.provider
-            elif module.kind is ModuleKind.PARAMETER:
-                provider = self._linear
-        return _product(module, provider)
+        if planned is not None:
+            return _product(module, planned.provider)
+        return _product(module, self._linear if module.kind is ModuleKind.PARAMETER else "reference")
 
     def _quantize(self, module: ModulePlan, expert: int | None) -> Product | None:
         activation = module.activation
@@ -180,21 +174,3 @@ def _product(module: ModulePlan, provider: str) -> KernelChoice:
             hint="use --kernels reference",
         )
     return choice
-
-
-def _refuse_missing_scales(bindings: Mapping[str, Binding]) -> None:
-    """`declared` needs the scale of every static activation; a run without it would emulate nothing."""
-    missing = {
-        b.module.name: b.module.activation.name
-        for b in bindings.values()
-        if (a := b.module.activation).element and not a.dynamic and "input_scale" not in b.module.tensors
-    }
-    if missing:
-        name = next(iter(missing))
-        raise UnsupportedError(
-            "The declared activation quantization cannot be emulated",
-            where=f"{name} and {len(missing) - 1} more modules" if len(missing) > 1 else name,
-            found=f"{missing[name]} without a stored input_scale",
-            accepted="an input_scale beside every weight whose activation is static",
-            hint="use --activation-quantization none",
-        )

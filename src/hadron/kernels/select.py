@@ -10,7 +10,7 @@ from functools import cache
 from msgspec import Struct
 
 from hadron.errors import UsageError
-from hadron.kernels.catalog import Catalog
+from hadron.kernels.catalog import Catalog, Sizes
 from hadron.kernels.cpu.catalog import CATALOG as CPU
 from hadron.kernels.ops import OPERATIONS
 from hadron.kernels.reference.catalog import CATALOG as REFERENCE
@@ -67,10 +67,12 @@ def providers(asked: str, preferred: tuple[str, ...]) -> tuple[str, ...]:
 def select(
     operation: str,
     scheme: QuantizationScheme = BF16,
+    sizes: Sizes = (),
     *,
     providers: tuple[str, ...] = ("reference",),
 ) -> KernelChoice | Refusal:
-    """The first provider's kernel that runs `operation` on weights of `scheme`, or every reason why none does."""
+    """The first provider's kernel that runs `operation` of those sizes on weights of `scheme`, or every reason why
+    none does."""
     assert operation in OPERATIONS, operation
     refused: list[str] = []
     for provider in providers:
@@ -79,7 +81,7 @@ def select(
         if not rows:
             refused.append(f"{provider}: {catalog.absent or f'has no {operation}'}")
         for kernel in rows:
-            reason = kernel.refusal(scheme)
+            reason = kernel.refusal(scheme, sizes)
             if reason is None:
                 return KernelChoice(operation, provider, kernel.path, tuple(refused))
             refused.append(f"{provider}: {reason}")

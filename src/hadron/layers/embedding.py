@@ -34,14 +34,10 @@ class LmHead:
     """Logits in float32. `name` is the head's own weight; without one the table `tied` is used."""
 
     def __init__(self, name: str, tied: str, weights: Weights, kernels: Provider) -> None:
-        self._linear = weights.linear(name) if name in weights else None
-        self._table = None if self._linear else weights.tensor(tied)
-        self._logits, self._best, self._ranks = (
-            kernels.function("lm_head", function) for function in ("logits", "best", "ranks")
-        )
+        bind, self._best, self._ranks = (kernels.function("lm_head", which) for which in ("bind", "best", "ranks"))
+        self._logits = weights.linear(name) if name in weights else bind(weights.tensor(tied))
 
     def __call__(self, hidden: torch.Tensor) -> Logits:
         """Logits of hidden [n, hidden], kept here until somebody asks for them."""
         # Widened first: a product returns its input's dtype, and logits are not rounded.
-        values = self._linear(hidden.float()) if self._linear is not None else self._logits(hidden, self._table)
-        return Logits(values, self._best, self._ranks)
+        return Logits(self._logits(hidden.float()), self._best, self._ranks)

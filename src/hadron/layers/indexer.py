@@ -37,21 +37,27 @@ class Indexer:
         if dims.pooled:
             self.of_input.append(weights.linear(f"{prefix}.index_kpool_compress_gate"))
             self.table = weights.tensor(f"{prefix}.index_kpool_compress_ape")
-        self.rope = Rope(dims.rope_theta, dims.rope_interleave, kernels)
+        self.rope = Rope(dims.rope, dims.rope_theta, dims.rope_interleave, kernels)
         self._store = kernels.function("indexer", "store")
         self._choose = kernels.function("indexer", "choose")
 
+    def parts(self, query: torch.Tensor, keys: torch.Tensor) -> list[tuple[Rope, torch.Tensor, int]]:
+        """What `turned` shall turn. query: what `wq_b` makes of the normed query latent; keys: what `wk` makes of the
+        layer's input, normed by `k_norm`."""
+        return [(self.rope, query.reshape(-1, self.dims.heads, self.dims.head_dim), 0), (self.rope, keys, 0)]
+
     def __call__(
-        self, projected: Sequence[torch.Tensor], query: torch.Tensor, batch: ForwardBatch, metadata: AttentionMetadata
+        self,
+        parts: Sequence[torch.Tensor],
+        projected: Sequence[torch.Tensor],
+        batch: ForwardBatch,
+        metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """projected: what `of_input` makes of the layer's input, float32 [tokens, ...] each; query: what `wq_b`
-        makes of the normed query latent -> int64 [tokens, width]: positions, ascending, -1 beyond."""
+        """parts: those of `parts`, turned; projected: what `of_input` but `wk` makes of the layer's input; float32
+        [tokens, ...] each -> int64 [tokens, width]: positions, ascending, -1 beyond."""
         d, positions = self.dims, metadata.positions
-        keys, head_weights, *pooling = projected
+        (query, keys), (head_weights, *pooling) = parts, projected
         gates = pooling[0] if pooling else None
-        query = query.reshape(-1, d.heads, d.head_dim)
-        keys = self.k_norm(keys, torch.float32)
-        query, keys = self.rope.turned((query, 0), (keys, 0), size=d.rope, positions=positions)
         pages = batch.pages.index_keys[self.layer]
         assert pages is not None, f"layer {self.layer} keeps no indexer keys"
         lengths, tails = metadata.sequence_lens, batch.states.tails[self.layer]

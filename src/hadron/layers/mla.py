@@ -15,8 +15,8 @@ from hadron.kernels.provider import Provider
 from hadron.layers.dimensions import IndexerDimensions, MlaDimensions
 from hadron.layers.indexer import Indexer
 from hadron.layers.linear import Linears
-from hadron.layers.norm import RmsNorm, rms_norms
-from hadron.layers.rope import Rope
+from hadron.layers.norm import RmsNorm, norms
+from hadron.layers.rope import Rope, turned
 from hadron.layers.weights import Weights
 
 
@@ -46,7 +46,7 @@ class Mla:
         own = self.indexer
         self._of_input = Linears([self.q_a_proj, self.kv_a_proj_with_mqa, *(own.of_input if own else ())])
         self._of_low_rank = Linears([self.q_b_proj, *([own.wq_b] if own else ())])
-        self.rope = Rope(dims.rope_theta, dims.rope_interleave, kernels)
+        self.rope = Rope(dims.rope, dims.rope_theta, dims.rope_interleave, kernels)
         self.attention = attention
         self._expansion = attention.bind_expansion(self.kv_b_proj, dims)
 
@@ -68,17 +68,22 @@ class Mla:
         low_rank, joint, *projected = self._of_input(x.float())
         # bfloat16 on the way to an FP8 or float32 cache would lose for nothing.
         rows = torch.bfloat16 if batch.pages.spec.latents == "bfloat16" else torch.float32
-        low_rank, latent = rms_norms(
-            (self.q_a_layernorm, low_rank, x.dtype), (self.kv_a_layernorm, joint[:, : d.kv_rank], rows)
-        )
+        indexer = None if fixed else self.indexer
+        normed = [(self.q_a_layernorm, low_rank, x.dtype), (self.kv_a_layernorm, joint[:, : d.kv_rank], rows)]
+        if indexer is not None:
+            normed.append((indexer.k_norm, projected[0], torch.float32))
+        low_rank, latent, *index_keys = norms(*normed)
         query, *index_query = self._of_low_rank(low_rank)
         key = joint[:, d.kv_rank :].to(torch.promote_types(x.dtype, rows))
         query = query.reshape(-1, d.heads, d.nope + d.rope)
-        query, key = self.rope.turned((query, d.nope), (key, 0), size=d.rope, positions=metadata.positions)
+        parts = [(self.rope, query, d.nope), (self.rope, key, 0)]
+        if indexer is not None:
+            parts += indexer.parts(*index_query, *index_keys)
+        query, key, *index = turned(*parts, positions=metadata.positions)
         written = self.attention.write(self.layer, latent, key, metadata, batch.pages)
         assert written == batch.tokens
-        if self.indexer is not None and not fixed:
-            selection = self.indexer(projected, index_query[0], batch, metadata)
+        if indexer is not None:
+            selection = indexer(index, projected[1:], batch, metadata)
             if (kept := batch.selections) is not None:
                 selection = kept.take(kept.positions, f"layers.{self.layer}", selection)
         assert selection is not None, "a shared layer before the first full indexer"

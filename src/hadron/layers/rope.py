@@ -8,16 +8,15 @@ from hadron.kernels.provider import Provider
 
 
 class Rope:
-    """theta: base of the frequencies. interleave: pairs (2i, 2i+1) rather than half-split."""
+    """size: elements that turn. theta: base of the frequencies. interleave: pairs (2i, 2i+1) rather than half-split."""
 
-    def __init__(self, theta: float, interleave: bool, kernels: Provider) -> None:
-        self.theta = theta
-        self.interleave = interleave
-        self._rotate = kernels.function("rope", "rotate_parts")
+    def __init__(self, size: int, theta: float, interleave: bool, kernels: Provider) -> None:
+        self.how = size, theta, interleave
+        self.run = kernels.function("rope", "rotate_parts")
 
-    def turned(self, *parts: tuple[torch.Tensor, int], size: int, positions: torch.Tensor) -> list[torch.Tensor]:
-        """Each x [tokens, ..., n] with its elements from start to start + size rotated by positions int64 [tokens]."""
-        if not size:
-            return [x for x, _ in parts]
-        out: list[torch.Tensor] = self._rotate(parts, size, positions, self.theta, self.interleave)
-        return out
+
+def turned(*parts: tuple[Rope, torch.Tensor, int], positions: torch.Tensor) -> list[torch.Tensor]:
+    """Each x [tokens, ..., n] with its elements from start on turned by positions int64 [tokens], in one call of the
+    first one's kernel."""
+    out: list[torch.Tensor] = parts[0][0].run([(x, start, *rope.how) for rope, x, start in parts], positions)
+    return out

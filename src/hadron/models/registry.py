@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from hadron.kernels.catalog import Sizes
 from hadron.layers.dimensions import IndexerDimensions, LayerSchedule, MlaDimensions, MoeDimensions
 from hadron.models.inventory import ModuleSpec, Stored
 from hadron.problems import Problem
@@ -55,6 +56,10 @@ class FamilyConfig(Protocol):
     @property
     def moe(self) -> MoeDimensions:
         """Sizes of router and experts."""
+
+    @property
+    def sizes(self) -> Mapping[str, Sizes]:
+        """By operation, those that kernels may limit."""
 
     @property
     def mtp_shares_selection(self) -> bool:

@@ -17,7 +17,9 @@ from hadron.checkpoint.formats import parse_rules
 from hadron.checkpoint.formats.base import Rules
 from hadron.checkpoint.garbage import paused_gc
 from hadron.checkpoint.resolve import Resolver
+from hadron.kernels import ops
 from hadron.kernels import select as kernels_select
+from hadron.kernels.catalog import Sizes
 from hadron.kernels.select import KernelChoice, Refusal
 from hadron.models.inventory import LINEAR_KINDS, ModuleKind, ModuleSpec, Section, Split
 from hadron.models.registry import FAMILIES, ConfigModule, Family, FamilyConfig
@@ -62,6 +64,7 @@ def make_plan(
     device: str = "cpu",
     dtype: str = "bfloat16",
     mla_prefill: str = "auto",
+    activation_quantization: str = "none",
     kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 16,
@@ -80,7 +83,8 @@ def make_plan(
     dtype that caches cannot have; all else is in the plan's problems.
     """
     wishes = Wishes(
-        kernels=kernels, device=device, dtype=dtype, mla_prefill=mla_prefill, kv_cache_dtype=kv_cache_dtype,
+        kernels=kernels, device=device, dtype=dtype, mla_prefill=mla_prefill,
+        activation_quantization=activation_quantization, kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len, max_num_seqs=max_num_seqs, num_pages=num_pages,
         memory_utilization=memory_utilization, kv_cache_memory_bytes=kv_cache_memory_bytes,
         enable_prefix_caching=enable_prefix_caching, num_speculative_tokens=num_speculative_tokens,
@@ -97,18 +101,20 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
     architecture, family = _family(facts.config, problems)
     config = None
     modules: list[ModulePlan] = []
+    asked = _Asked(wishes, platform)
     if family is not None:
         module = cast(ConfigModule, importlib.import_module(family.config))
         config = module.read(facts.config, problems)
         rules = _rules(facts, problems)
         if config is not None:
+            asked.sizes = config.sizes
             drafting = len(config.layers) if wishes.num_speculative_tokens else None
-            planner = _Planner(facts, rules, wishes, platform, drafting)
+            planner = _Planner(facts, rules, asked, drafting)
             modules = planner.plan(list(module.inventory(config, facts)))
             problems += planner.problems()
     problems += _side_values(facts)
-    findings = PlanFindings(config, modules, facts, wishes.num_speculative_tokens)
-    attention = _attention(config, modules, wishes, platform, problems)
+    findings = PlanFindings(config, modules, facts, wishes)
+    attention = _attention(config, modules, wishes, asked, platform, problems)
     mtp = findings.mtp()
     memory = plan_memory(config, modules, platform, wishes, drafting=mtp.drafts > 0)
     problems += findings.problems(mtp, memory, platform)
@@ -128,6 +134,8 @@ def plan_facts(facts: Facts, wishes: Wishes, platform: Platform) -> LoadPlan:
         attention=attention,
         memory=memory,
         platform=platform,
+        providers=asked.providers(),
+        emulates=wishes.activation_quantization == "declared",
     )
 
 
@@ -202,6 +210,7 @@ def _attention(
     config: FamilyConfig | None,
     modules: list[ModulePlan],
     wishes: Wishes,
+    asked: _Asked,
     platform: Platform,
     problems: list[Problem],
 ) -> AttentionPlan:
@@ -214,7 +223,7 @@ def _attention(
     needs = AttentionNeeds(
         platform=platform.name, sparse=True, cache_dtype=wishes.latents, selection_budget=budget,
         speculative=wishes.num_speculative_tokens > 0,
-        kernels=_mla_kernels(modules, kernels_select.providers(wishes.kernels, platform.providers)),
+        kernels=_mla_kernels(modules, asked),
     )  # fmt: skip
     choice = select(needs, prefill=wishes.mla_prefill)
     if choice.backend is None:
@@ -227,26 +236,47 @@ def _attention(
     return AttentionPlan(choice.backend, choice.prefill_path, choice.reasons)
 
 
-def _mla_kernels(modules: list[ModulePlan], asked: tuple[str, ...]) -> str:
+def _mla_kernels(modules: list[ModulePlan], asked: _Asked) -> str:
     """The provider of `mla` that reads every `kv_b_proj`; `none` where there is none."""
     schemes = {module.scheme for module in modules if module.name.endswith(".kv_b_proj")}
-    found = {kernels_select.select("mla", scheme, providers=asked) for scheme in schemes or {BF16}}
+    found = {asked.select("mla", scheme) for scheme in schemes or {BF16}}
     names = {"none" if isinstance(choice, Refusal) else choice.provider for choice in found}
     return names.pop() if len(names) == 1 else "reference"
+
+
+class _Asked:
+    """Whose kernels are asked for which operation. sizes: the model's, by operation."""
+
+    #: Emulation quantizes between the products of a block, so blocks are put together from products; those are the
+    #: reference's, since native ones would round once more what was quantized, and a native router reads no other.
+    EMULATED = frozenset({"linear", "mlp", "moe", "router", "lm_head"})
+
+    def __init__(self, wishes: Wishes, platform: Platform) -> None:
+        self._usual = kernels_select.providers(wishes.kernels, platform.providers)
+        self._emulates = wishes.activation_quantization == "declared"
+        self.sizes: Mapping[str, Sizes] = {}
+
+    def select(self, operation: str, scheme: QuantizationScheme = BF16) -> KernelChoice | Refusal:
+        """The kernel that runs `operation` on weights of `scheme`."""
+        asked = ("reference",) if self._emulates and operation in self.EMULATED else self._usual
+        return kernels_select.select(operation, scheme, self.sizes.get(operation, ()), providers=asked)
+
+    def providers(self) -> dict[str, str]:
+        """operation -> whose kernels run it where its weights, if any, can be read."""
+        choices = [self.select(operation) for operation in ops.OPERATIONS]
+        return {choice.operation: choice.provider for choice in choices if not isinstance(choice, Refusal)}
 
 
 class _Planner:
     """Resolves every module of an inventory and picks its kernel. drafting: the number of the multi-token-prediction
     layer, where it is to run."""
 
-    def __init__(
-        self, facts: Facts, rules: Rules, wishes: Wishes, platform: Platform, drafting: int | None = None
-    ) -> None:
+    def __init__(self, facts: Facts, rules: Rules, asked: _Asked, drafting: int | None = None) -> None:
         self.drafting = drafting
         self.facts = facts
         self.rules = rules
         self.resolver = Resolver(facts, rules)
-        self.providers = kernels_select.providers(wishes.kernels, platform.providers)
+        self.asked = asked
         self._specs: list[ModuleSpec] = []
 
     def plan(self, specs: list[ModuleSpec]) -> list[ModulePlan]:
@@ -290,7 +320,7 @@ class _Planner:
         operation = OPERATIONS.get(spec.kind)
         if operation is None or not runs(spec, self.drafting):
             return None
-        choice = kernels_select.select(operation, scheme, providers=self.providers)
+        choice = self.asked.select(operation, scheme)
         if not isinstance(choice, Refusal):
             return choice
         self.resolver.findings.add(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hadron.checkpoint.facts import Facts
     from hadron.models.registry import FamilyConfig
     from hadron.platforms.base import Platform
+    from hadron.preflight.wishes import Wishes
 
 #: leaves that engines like to fuse into one product
 _PAIRS = (("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("wk", "weights_proj"), ("q_proj", "k_proj"))
@@ -27,11 +28,11 @@ class PlanFindings:
     """Looks at the planned modules together. config is None where it could not be read."""
 
     def __init__(
-        self, config: FamilyConfig | None, modules: Sequence[ModulePlan], facts: Facts, drafts: int = 0
+        self, config: FamilyConfig | None, modules: Sequence[ModulePlan], facts: Facts, wishes: Wishes
     ) -> None:
-        """drafts: how many tokens the multi-token-prediction layer was asked to guess in a step."""
         self.config = config
-        self.drafts = drafts
+        self.drafts = wishes.num_speculative_tokens
+        self.emulates = wishes.activation_quantization == "declared"
         self.modules = modules
         self.facts = facts
 
@@ -40,6 +41,8 @@ class PlanFindings:
         found = [*self._stored_twice(), *self._unequal_pairs(), *self._kinds(), *self._conversions(memory)]
         if self.config is not None:
             found += [*self._mtp_problem(mtp), *self._vision()]
+        if self.emulates:
+            found += self._missing_scales(mtp)
         if memory.weights > platform.memory:
             found.append(
                 problem(
@@ -86,6 +89,29 @@ class PlanFindings:
                 "HC504", "the multi-token-prediction layer cannot draft", found=mtp.reason,
                 accepted=f"a complete layer {len(self.config.layers)} with its own indexer",
                 hint="generation without speculation is not affected",
+            )
+        ]  # fmt: skip
+
+    def _missing_scales(self, mtp: MtpPlan) -> list[Problem]:
+        """A run without a static scale would emulate nothing."""
+        missing = {
+            m.name: m.activation.name
+            for m in self.modules
+            if runs(m.spec, mtp.layer if mtp.drafts else None)
+            and m.activation.element is not None
+            and not m.activation.dynamic
+            and "input_scale" not in m.tensors
+        }
+        if not missing:
+            return []
+        name, scheme = next(iter(missing.items()))
+        more = f" and {len(missing) - 1} more modules" if len(missing) > 1 else ""
+        return [
+            problem(
+                "HC508", f"the activation quantization of {name}{more} cannot be emulated",
+                found=f"{scheme} without a stored input_scale",
+                accepted="an input_scale beside every weight whose activation is static",
+                hint="use --activation-quantization none (activation_quantization=)", tensors=tuple(missing),
             )
         ]  # fmt: skip
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +118,8 @@ class LoadPlan:
 
     model: as the user wrote it. root: local folder, or None when only headers were fetched.
     config: the family's configuration; None when it could not be read (then there is an error).
+    providers: operation -> whose kernels run it, as far as one can. emulates: inputs of products are quantized as
+    the checkpoint declares.
     parameters counts unpacked weights; bytes is the size of all tensors on disk.
     """
 
@@ -136,6 +138,8 @@ class LoadPlan:
     attention: AttentionPlan
     memory: MemoryPlan
     platform: Platform
+    providers: Mapping[str, str]
+    emulates: bool
 
     @property
     def errors(self) -> tuple[Problem, ...]:

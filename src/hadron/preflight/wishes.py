@@ -13,9 +13,10 @@ class Wishes:
     """What the user asks of a plan; every field has a flag of the same name. `UsageError` for sizes that make no sense.
 
     kernels: `auto` or a provider's name. dtype: of activations and caches. mla_prefill: `auto`, `mqa` or
-    `dense_mha`. kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`. max_model_len: most tokens of one request; None
-    takes what fits. max_num_seqs: most requests that run at a time. num_pages: pages of the cache; None takes what
-    fits. memory_utilization: the fraction of the memory for weights and caches. kv_cache_memory_bytes: bytes of all
+    `dense_mha`. activation_quantization: `declared` emulates what the checkpoint declares for inputs of products.
+    kv_cache_dtype: of `cache.spec.KV_CACHE_DTYPES`. max_model_len: most tokens of one request; None takes what
+    fits. max_num_seqs: most requests that run at a time. num_pages: pages of the cache; None takes what fits.
+    memory_utilization: the fraction of the memory for weights and caches. kv_cache_memory_bytes: bytes of all
     caches together, in place of that fraction. enable_prefix_caching: whether states are kept for later requests.
     num_speculative_tokens: how many tokens the multi-token-prediction layer is to guess in a step, 0 for none.
     """
@@ -24,6 +25,7 @@ class Wishes:
     device: str = "cpu"
     dtype: str = "bfloat16"
     mla_prefill: str = "auto"
+    activation_quantization: str = "none"
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 16

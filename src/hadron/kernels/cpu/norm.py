@@ -11,9 +11,8 @@ from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.cpu.plain import activations, number_type, numbers
 
-#: x [..., size], weight or None, eps, dtype of the result
-RmsNorm = tuple[torch.Tensor, torch.Tensor | None, float, torch.dtype]
-_Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float, torch.dtype]
+#: x [..., size], weight or None, bias or None, eps, dtype of the result
+Norm = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float, torch.dtype]
 _ABSENT = (0, 0)
 
 
@@ -27,12 +26,7 @@ def rms_norm(
     level: Any = None,
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) over the last axis, times weight where there is one, in `dtype`."""
-    return _rms_norms([(x, None, weight, eps, dtype)], threads, level)[0]
-
-
-def rms_norms(norms: Sequence[RmsNorm], *, threads: int = 1, level: Any = None) -> list[torch.Tensor]:
-    """`rms_norm` of each (x, weight, eps, dtype), in one call."""
-    return _rms_norms([(x, None, weight, eps, dtype) for x, weight, eps, dtype in norms], threads, level)
+    return norms([(x, weight, None, eps, dtype)], threads=threads, level=level)[0]
 
 
 def gated_rms_norm(
@@ -46,7 +40,7 @@ def gated_rms_norm(
     level: Any = None,
 ) -> torch.Tensor:
     """RMS norm of x, times sigmoid(gate), in `dtype`. x and gate have the same shape."""
-    return _rms_norms([(x, activations(gate), weight, eps, dtype)], threads, level)[0]
+    return _norms([(x, weight, None, eps, dtype)], [activations(gate)], threads, level)[0]
 
 
 def layer_norm(
@@ -60,27 +54,25 @@ def layer_norm(
     level: Any = None,
 ) -> torch.Tensor:
     """(x - mean) / sqrt(variance + eps) over the last axis, times weight plus bias, in `dtype`."""
-    rows, stride = _rows(x)
-    out = _output(x.shape, dtype)
-    extension().layer_norm(
-        level or current_level(), *_address(rows), stride, *numbers(weight), *numbers(bias),
-        x.numel() // x.shape[-1], x.shape[-1], eps, *numbers(out), threads,
-    )  # fmt: skip
-    return out.to(dtype)
+    return norms([(x, weight, bias, eps, dtype)], threads=threads, level=level)[0]
 
 
-def _rms_norms(norms: Sequence[_Norm], threads: int, level: Any) -> list[torch.Tensor]:
+def norms(those: Sequence[Norm], *, threads: int = 1, level: Any = None) -> list[torch.Tensor]:
+    """Of each (x, weight, bias, eps, dtype), in one call: `layer_norm` where there is a bias, else `rms_norm`."""
+    return _norms(those, [None] * len(those), threads, level)
+
+
+def _norms(those: Sequence[Norm], gates: Sequence[torch.Tensor | None], threads: int, level: Any) -> list[torch.Tensor]:
     calls, outs, kept = [], [], []
-    for x, gate, weight, eps, dtype in norms:
+    for (x, weight, bias, eps, dtype), gate in zip(those, gates, strict=True):
         rows, stride = _rows(x)
         out = _output(x.shape, dtype)
-        gates, weights = (_ABSENT if t is None else numbers(t) for t in (gate, weight))
-        shape = (x.numel() // x.shape[-1], x.shape[-1])
-        calls.append((*_address(rows), stride, *gates, *weights, *shape, eps, *numbers(out)))
+        parameters = [part for t in (gate, weight, bias) for part in (_ABSENT if t is None else numbers(t))]
+        calls.append((*_address(rows), stride, *parameters, x.numel() // x.shape[-1], x.shape[-1], eps, *numbers(out)))
         outs.append(out)
         kept.append(rows)  # may be copies, whose addresses the call takes
-    extension().rms_norms(level or current_level(), calls, threads)
-    return [out.to(norm[4]) for norm, out in zip(norms, outs, strict=True)]
+    extension().norms(level or current_level(), calls, threads)
+    return [out.to(one[-1]) for one, out in zip(those, outs, strict=True)]
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -12,6 +12,9 @@ from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
 from hadron.kernels.cpu.plain import number_type
 
+#: x [tokens, n] or [tokens, heads, n], start, size, theta, interleave
+Part = tuple[torch.Tensor, int, int, float, bool]
+
 
 def rotate(
     x: torch.Tensor,
@@ -38,24 +41,18 @@ def rotate_part(
     level: Any = None,
 ) -> torch.Tensor:
     """As `rotate`, of elements start .. start + size - 1; the others are copied."""
-    return rotate_parts([(x, start)], size, positions, theta, interleave, threads=threads, level=level)[0]
+    return rotate_parts([(x, start, size, theta, interleave)], positions, threads=threads, level=level)[0]
 
 
 def rotate_parts(
-    parts: Sequence[tuple[torch.Tensor, int]],
-    size: int,
-    positions: torch.Tensor,
-    theta: float,
-    interleave: bool,
-    *,
-    threads: int = 1,
-    level: Any = None,
+    parts: Sequence[Part], positions: torch.Tensor, *, threads: int = 1, level: Any = None
 ) -> list[torch.Tensor]:
-    """`rotate_part` of each (x, start), in one call."""
-    if not size:
-        return [x for x, _ in parts]
+    """`rotate_part` of each (x, start, size, theta, interleave), in one call."""
     calls, outs, kept = [], [], []
-    for x, start in parts:
+    for x, start, size, theta, interleave in parts:
+        if not size:
+            outs.append(x)
+            continue
         wide = x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
         if wide.stride(-1) != 1:
             wide = wide.contiguous()
@@ -63,16 +60,14 @@ def rotate_parts(
         out = torch.empty(wide.shape, dtype=wide.dtype)
         calls.append(
             (wide.data_ptr(), number_type(wide.dtype), heads, wide.shape[-1], wide.stride(0), head_stride, start,
-             out.data_ptr())
+             size, _frequencies(theta, size).data_ptr(), interleave, out.data_ptr())
         )  # fmt: skip
         outs.append(out)
         kept.append(wide)  # may be copies, whose addresses the call takes
-    positions, frequencies = positions.contiguous(), _frequencies(theta, size)
-    extension().rotate(
-        level or current_level(), calls, size, positions.shape[0], positions.data_ptr(), frequencies.data_ptr(),
-        interleave, threads,
-    )  # fmt: skip
-    return [out.to(x.dtype) for (x, _), out in zip(parts, outs, strict=True)]
+    if calls:
+        positions = positions.contiguous()
+        extension().rotate(level or current_level(), calls, positions.shape[0], positions.data_ptr(), threads)
+    return [out.to(part[0].dtype) for part, out in zip(parts, outs, strict=True)]
 
 
 @cache

@@ -1,12 +1,12 @@
 """Definition of `lm_head`: logits from a table of rows, one a token, and what is asked of rows of logits.
 
-`logits` is used where head and embedding are one table; a head of its own is a `linear`. `best` and
+`bind` is used where head and embedding are one table; a head of its own is a `linear`. `best` and
 `ranks` take what either computed, so that nobody needs the whole row to choose the likeliest tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,10 +14,14 @@ ROWS = 8192
 """Rows of the table that are widened to float32 at a time."""
 
 
-def logits(hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """hidden [n, hidden], table [vocabulary, hidden] -> float32 [n, vocabulary]."""
-    x = hidden.float()
-    return torch.cat([x @ part.float().T for part in torch.split(table, ROWS)], dim=-1)
+def bind(table: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The logits of a table [vocabulary, hidden]: hidden [n, hidden] -> float32 [n, vocabulary]."""
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        x = hidden.float()
+        return torch.cat([x @ part.float().T for part in torch.split(table, ROWS)], dim=-1)
+
+    return logits
 
 
 def best(

@@ -14,11 +14,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, dtype: to
     return (x if weight is None else x * weight.float()).to(dtype)
 
 
-def rms_norms(norms: Sequence[tuple[torch.Tensor, torch.Tensor | None, float, torch.dtype]]) -> list[torch.Tensor]:
-    """`rms_norm` of each (x, weight, eps, dtype)."""
-    return [rms_norm(*norm) for norm in norms]
-
-
 def gated_rms_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -34,3 +29,18 @@ def layer_norm(
     x = x - x.mean(dim=-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     return (x * weight.float() + bias.float()).to(dtype)
+
+
+def norms(
+    those: Sequence[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, float, torch.dtype]],
+) -> list[torch.Tensor]:
+    """Of each (x, weight, bias, eps, dtype): `layer_norm` where there is a bias, which has a weight too, else
+    `rms_norm`."""
+    out = []
+    for x, weight, bias, eps, dtype in those:
+        if bias is None:
+            out.append(rms_norm(x, weight, eps, dtype))
+        else:
+            assert weight is not None
+            out.append(layer_norm(x, weight, bias, eps, dtype))
+    return out

@@ -44,7 +44,7 @@ def rotate_part(
 
 
 def rotate_parts(
-    parts: Sequence[tuple[torch.Tensor, int]], size: int, positions: torch.Tensor, theta: float, interleave: bool
+    parts: Sequence[tuple[torch.Tensor, int, int, float, bool]], positions: torch.Tensor
 ) -> list[torch.Tensor]:
-    """`rotate_part` of each (x, start)."""
-    return [rotate_part(x, start, size, positions, theta, interleave) for x, start in parts]
+    """`rotate_part` of each (x, start, size, theta, interleave)."""
+    return [rotate_part(x, start, size, positions, theta, interleave) for x, start, size, theta, interleave in parts]

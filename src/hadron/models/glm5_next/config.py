@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hadron.kernels.catalog import Sizes
 from hadron.layers.dimensions import (
     HyperConnectionDimensions,
     IndexerDimensions,
@@ -49,6 +50,15 @@ class Glm5NextConfig:
     moe: MoeDimensions
     mtp_shares_selection: bool
     vision: vision.VisionDimensions | None
+
+    @property
+    def sizes(self) -> Mapping[str, Sizes]:
+        """By operation, those that kernels may limit."""
+        return {
+            "router": (("groups", self.moe.groups),),
+            "kda": (("conv_kernel", self.kda.conv_kernel),),
+            "hyper_connection": (("streams", self.hyper_connection.streams),),
+        }
 
 
 _LAYER_TYPES = {

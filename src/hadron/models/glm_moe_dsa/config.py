@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hadron.kernels.catalog import Sizes
 from hadron.layers.dimensions import (
     IndexerDimensions,
     LayerSchedule,
@@ -42,6 +43,11 @@ class GlmMoeDsaConfig:
     mlp: MlpDimensions
     moe: MoeDimensions
     mtp_shares_selection: bool
+
+    @property
+    def sizes(self) -> Mapping[str, Sizes]:
+        """By operation, those that kernels may limit."""
+        return {"router": (("groups", self.moe.groups),)}
 
 
 def read(raw: Mapping[str, Any], problems: list[Problem]) -> GlmMoeDsaConfig | None:
