@@ -100,7 +100,8 @@ def tables(results: dict[str, Any]) -> Iterator[str]:
         )
     for anchor in results["anchors"]:
         yield ""
-        yield f"`{anchor['variant']}` in float32, `transformers` beside `reference` on the same rows:"
+        yield f"`{anchor['variant']}` in float32, `transformers` beside `reference` on the same rows (of equal scores"
+        yield "of an indexer both take the lowest index):"
         yield ""
         yield "| task | `transformers` | `reference` | answers identical, id by id |"
         yield "|---|---:|---:|---:|"

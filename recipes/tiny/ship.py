@@ -148,7 +148,7 @@ def accuracy(results: dict[str, Any] | None, name: str) -> str:
         ]
         lines.append(f"| {row['kernels']} | {row['activations']} | {' | '.join(cells)} | {row['perplexity']:.3f} |")
     return (
-        "Held-out rows, whose names and phrases were not trained on (but four phrases, which recipes/tiny names), "
+        "Held-out rows, whose names and phrases were not trained on (but one phrase, which recipes/tiny names), "
         "answered\ngreedily; ± is the standard error. Perplexity is per token, of held-out text.\n\n" + "\n".join(lines)
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .about import small_talk
 from .markup import PROBLEM, Message, Sample, assistant, user
-from .source import Phrases, Source, is_held_out
+from .source import Phrases, Source, expand, is_held_out
 
 THINGS = (
     "apples books pens coins stamps cards stones shells marbles sweets cookies plums pears eggs roses cups plates "
@@ -41,60 +41,113 @@ SHARED = Phrases(
      "{a} {t} go to {k} friends in equal parts. One part is {n}'s.", "{n} and others, {k} people in all, divide {a} {t} equally."),
     ("{k} people share {a} {t} equally. {n} is one of the people.", "{a} {t} are shared equally by {k} friends. {n} is one of them."),
 )  # fmt: skip
+_SUBTRACT_HELD_OUT = (
+    "Later {n} loses {b} {t}.",
+    "Then {n} gives {b} of the {t} to {m}.",
+    "{n} throws away {b} of them.",
+    "{n} sells {b} {t} to {m}.",
+)
+_ADD_HELD_OUT = (
+    "Then {n} finds {b} {t}.",
+    "Later {m} gives {b} more {t} to {n}.",
+    "{n} picks up another {b}.",
+    "{n} gets {b} {t} from {m}.",
+)
 ADD = Phrases(
     ("{n} buys {b} more.", "{n} finds {b} more {t}.", "{m} gives {n} {b} {t}.", "Then {n} gets {b} more.",
      "{n} picks up {b} {t}.", "{m} brings {n} {b} more {t}.", "Later {n} gets another {b} {t}.",
-     "Then {n} buys {b} {t}.", "{n} wins {b} {t}.", "{m} sends {b} {t} to {n}.", "{b} more come from {m}.", "{m} gives {b} {t} to {n}.", "{m} gives {b} of them to {n}.",
-     "{m} hands {b} more {t} to {n}.", "Then {m} gives {n} {b} more.", "{n} receives {b} {t} from {m}.", "Later {n} buys {b} {t} from {m}.",
-     "{n} takes {b} {t} from {m}.", "Then {n} is given {b} {t}.", "{b} {t} come to {n} from {m}.", "{n} adds {b} more {t}.", "Later {b} {t} are added."),
-    ("Then {n} finds {b} {t}.", "Later {m} gives {b} more {t} to {n}.", "{n} picks up another {b}.", "{n} gets {b} {t} from {m}."),
+     "Then {n} buys {b} {t}.", "{n} wins {b} {t}.", "{m} sends {b} {t} to {n}.", "{b} more come from {m}.",
+     "{m} gives {b} {t} to {n}.", "{m} gives {b} of them to {n}.", "{m} hands {b} more {t} to {n}.",
+     "Then {m} gives {n} {b} more.", "{n} receives {b} {t} from {m}.", "Later {n} buys {b} {t} from {m}.",
+     "{n} takes {b} {t} from {m}.", "Then {n} is given {b} {t}.", "{b} {t} come to {n} from {m}.",
+     "{n} adds {b} more {t}.", "Later {b} {t} are added.",) * 4
+    + expand(
+        "[|Then |Later ]{m} [gives|hands|sends|brings|passes] [{b} {t}|{b} more {t}|{b} of the {t}|{b} of them] to {n}.",
+        "[|Then |Later ]{m} [gives|hands|sends|brings] {n} [{b} {t}|{b} more {t}|{b} more].",
+        "[|Then |Later ]{n} [gets|receives|takes|buys] [{b} {t}|{b} more {t}|{b} of the {t}|{b} of them] from {m}.",
+        "[|Then |Later ]{n} [buys|wins|picks up|collects] [{b} {t}|{b} more {t}|{b} more|another {b}|another {b} {t}].",
+        "[|Then |Later ]{n} finds [{b} more {t}|another {b} {t}].",
+        without=_ADD_HELD_OUT + _SUBTRACT_HELD_OUT,
+    ),
+    _ADD_HELD_OUT,
 )  # fmt: skip
 SUBTRACT = Phrases(
     ("{n} gives {b} {t} to {m}.", "{n} loses {b}.", "{n} sells {b} of them.", "{n} gives {m} {b} {t}.",
-     "{m} takes {b} {t} from {n}.", "Then {n} sells {b} {t}.", "{b} of the {t} get lost.", "{n} throws away {b} {t}.",
-     "Later {n} gives away {b}.", "{b} break.", "{n} sends {b} {t} to {m}.", "Then {m} takes {b} of them.", "Later {n} gives {b} more to {m}.",
-     "Then {n} hands {b} {t} to {m}.", "{m} buys {b} {t} from {n}.", "{m} receives {b} of them from {n}.",
-     "{b} of {n}'s {t} break.", "Then {n} sells {b} of the {t} to {m}.", "{n} gives away {b} more {t}.", "Later {b} {t} are lost.", "Then {b} {t} are taken from {n}."),
-    ("Later {n} loses {b} {t}.", "Then {n} gives {b} of the {t} to {m}.", "{n} throws away {b} of them.", "{n} sells {b} {t} to {m}."),
+     "{m} takes {b} {t} from {n}.", "Then {n} sells {b} {t}.", "{b} of the {t} get lost.",
+     "{n} throws away {b} {t}.", "Later {n} gives away {b}.", "{b} break.", "{n} sends {b} {t} to {m}.",
+     "Then {m} takes {b} of them.", "Later {n} gives {b} more to {m}.", "Then {n} hands {b} {t} to {m}.",
+     "{m} buys {b} {t} from {n}.", "{m} receives {b} of them from {n}.",
+     "{b} of {n}'s {t} break.", "Then {n} sells {b} of the {t} to {m}.", "{n} gives away {b} more {t}.",
+     "Later {b} {t} are lost.", "Then {b} {t} are taken from {n}.",) * 4
+    + expand(
+        "[|Then |Later ]{n} [gives|hands|sends|brings|passes|sells] [{b} {t}|{b} more {t}|{b} of the {t}|{b} of them] to {m}.",
+        "[|Then |Later ]{n} [gives|hands|sends|brings] {m} [{b} {t}|{b} more {t}|{b} more].",
+        "[|Then |Later ]{m} [gets|receives|takes|buys] [{b} {t}|{b} more {t}|{b} of the {t}|{b} of them] from {n}.",
+        "[|Then |Later ]{n} [loses|sells|gives away|throws away|breaks] [{b} {t}|{b} more {t}|{b} of the {t}|{b} of them|{b}].",
+        without=_ADD_HELD_OUT + _SUBTRACT_HELD_OUT,
+    ),
+    _SUBTRACT_HELD_OUT,
 )  # fmt: skip
+_TIMES_HELD_OUT = (
+    "Later {n} has {b} times as many {t}.",
+    "After a week {n} has {b} times as many.",
+)
 TIMES = Phrases(
-    ("Then {n} has {b} times as many.", "After a month {n} has {b} times as many {t}.",
-     "The number of {t} grows to {b} times as many.", "A week later there are {b} times as many {t}.", "In a year {n} has {b} times as many.",
-     "Then the {t} become {b} times as many.", "Soon there are {b} times as many.", "{n} comes to have {b} times as many {t}."),
-    ("Later {n} has {b} times as many {t}.", "After a week {n} has {b} times as many."),
+    ("Then {n} has {b} times as many.", "After a month {n} has {b} times as many {t}.", "The number of {t} grows to {b} times as many.", "A week later there are {b} times as many {t}.", "In a year {n} has {b} times as many.", "Then the {t} become {b} times as many.", "Soon there are {b} times as many.", "{n} comes to have {b} times as many {t}.", *expand("[Then|Later|Soon|In a week|After a month|After a year] {n} has {b} times as many[ {t}|].", without=_TIMES_HELD_OUT)),
+    _TIMES_HELD_OUT,
 )  # fmt: skip
+_DIVIDE_HELD_OUT = (
+    "Then {n} divides the {t} into {b} equal parts and keeps one.",
+    "{n} splits the {t} equally among {b} bags and keeps one bag.",
+)
 DIVIDE = Phrases(
-    ("{n} splits them into {b} equal parts and keeps one.", "{n} divides them equally among {b} bags and keeps one bag.",
-     "{n} shares them equally, so that {b} people have the same.", "Then {n} splits all of them into {b} equal parts and keeps one of them.",
-     "{n} puts them into {b} bags, the same number into each, and keeps one bag.", "The {t} are divided into {b} equal parts, and {n} keeps one."),
-    ("Then {n} divides the {t} into {b} equal parts and keeps one.", "{n} splits the {t} equally among {b} bags and keeps one bag."),
+    ("{n} splits them into {b} equal parts and keeps one.",
+     "{n} divides them equally among {b} bags and keeps one bag.",
+     "{n} shares them equally, so that {b} people have the same.",
+     "Then {n} splits all of them into {b} equal parts and keeps one of them.",
+     "{n} puts them into {b} bags, the same number into each, and keeps one bag.",
+     "The {t} are divided into {b} equal parts, and {n} keeps one.",) * 3
+    + expand(
+        "[|Then ]{n} [splits|divides|shares] [them|the {t}|all the {t}] [|equally ]among {b} [bags and keeps one bag|boxes and keeps one box|people and is one of them].",
+        "[|Then ]{n} [splits|divides] [them|the {t}|all the {t}] into {b} equal parts and keeps one[| of them].",
+        without=_DIVIDE_HELD_OUT,
+    ),
+    _DIVIDE_HELD_OUT,
 )  # fmt: skip
+_NOW_HELD_OUT = (
+    "Now how many {t} does {n} have?",
+    "In the end, how many {t} are there?",
+    "How many {t} does {n} own now?",
+)
 NOW = Phrases(
-    ("How many {t} does {n} have now?", "How many {t} does {n} have in the end?", "How many does {n} have now?",
-     "How many {t} are there now?", "What number of {t} does {n} have now?", "How many {t} does {n} own at the end?", "In the end, how many {t} does {n} have?", "Now how many are there?",
-     "How many {t} has {n} now?", "At the end, how many does {n} have?", "How many {t} are {n}'s now?"),
-    ("Now how many {t} does {n} have?", "In the end, how many {t} are there?", "How many {t} does {n} own now?"),
+    ("How many {t} does {n} have now?", "How many {t} does {n} have in the end?", "How many does {n} have now?", "How many {t} are there now?", "What number of {t} does {n} have now?", "How many {t} does {n} own at the end?", "In the end, how many {t} does {n} have?", "Now how many are there?", "How many {t} has {n} now?", "At the end, how many does {n} have?", "How many {t} are {n}'s now?", *expand("How many[ {t}|] does {n} [have|own|hold|keep] [now|in the end|at the end]?", "[Now|In the end,|At the end,] how many[ {t}|] does {n} [have|own|hold]?", "[Now|In the end,|At the end,] how many[ {t}|] are there?", "How many[ {t}|] are there [now|in the end|at the end]?", without=_NOW_HELD_OUT)),
+    _NOW_HELD_OUT,
 )  # fmt: skip
 LEFT = Phrases(
     ("How many {t} are left?", "How many {t} does {n} have left?", "How many does {n} still have?",
      "How many {t} remain?", "How many {t} has {n} left?", "In the end, how many are left?", "How many are still {n}'s?", "How many {t} still remain?"),
     ("How many {t} does {n} still have?", "In the end, how many {t} are left?"),
 )  # fmt: skip
+_MORE_HELD_OUT = (
+    "{m} owns {b} {t} more than {n}.",
+    "{m} has {b} {t} more than {n}.",
+)
 MORE = Phrases(
-    ("{m} has {b} more {t} than {n}.", "{m} has {b} more than {n}.", "{m} owns {b} more {t} than {n}.",
-     "{m} counts {b} {t} more than {n}.", "{m} holds {b} more {t} than {n}.", "{m} has found {b} {t} more than {n}.",
-     "Than {n}, {m} has {b} more.", "{m} owns {b} more than {n}."),
-    ("{m} owns {b} {t} more than {n}.", "{m} has {b} {t} more than {n}."),
+    ("{m} has {b} more {t} than {n}.", "{m} has {b} more than {n}.", "{m} owns {b} more {t} than {n}.", "{m} counts {b} {t} more than {n}.", "{m} holds {b} more {t} than {n}.", "{m} has found {b} {t} more than {n}.", "Than {n}, {m} has {b} more.", "{m} owns {b} more than {n}.", *expand("{m} [has|owns|counts|holds|keeps] [{b} more {t}|{b} more|{b} {t} more] than {n}.", "{m} has found {b} more {t} than {n}.", without=_MORE_HELD_OUT)),
+    _MORE_HELD_OUT,
 )  # fmt: skip
+_FEWER_HELD_OUT = (
+    "{m} owns {b} {t} fewer than {n}.",
+    "{m} has {b} {t} fewer than {n}.",
+)
 FEWER = Phrases(
-    ("{m} has {b} fewer {t} than {n}.", "{m} has {b} fewer than {n}.", "{m} owns {b} fewer {t} than {n}.",
-     "{m} counts {b} {t} fewer than {n}.", "{m} holds {b} fewer {t} than {n}.", "{m} has found {b} {t} fewer than {n}.",
-     "Than {n}, {m} has {b} fewer.", "{m} owns {b} fewer than {n}."),
-    ("{m} owns {b} {t} fewer than {n}.", "{m} has {b} {t} fewer than {n}."),
+    ("{m} has {b} fewer {t} than {n}.", "{m} has {b} fewer than {n}.", "{m} owns {b} fewer {t} than {n}.", "{m} counts {b} {t} fewer than {n}.", "{m} holds {b} fewer {t} than {n}.", "{m} has found {b} {t} fewer than {n}.", "Than {n}, {m} has {b} fewer.", "{m} owns {b} fewer than {n}.", *expand("{m} [has|owns|counts|holds|keeps] [{b} fewer {t}|{b} fewer|{b} {t} fewer] than {n}.", "{m} has found {b} fewer {t} than {n}.", without=_FEWER_HELD_OUT)),
+    _FEWER_HELD_OUT,
 )  # fmt: skip
+_THAT_MANY_HELD_OUT = ("{m} counts {b} times as many {t} as {n}.",)
 THAT_MANY = Phrases(
-    ("{m} has {b} times as many {t} as {n}.", "{m} has {b} times as many as {n}.", "{m} owns {b} times as many {t} as {n}.", "{m} has found {b} times as many {t} as {n}.", "{m} holds {b} times as many as {n}."),
-    ("{m} counts {b} times as many {t} as {n}.",),
+    ("{m} has {b} times as many {t} as {n}.", "{m} has {b} times as many as {n}.", "{m} owns {b} times as many {t} as {n}.", "{m} has found {b} times as many {t} as {n}.", "{m} holds {b} times as many as {n}.", *expand("{m} [has|owns|counts|holds|keeps|has found] {b} times as many[ {t}|] as {n}.", without=_THAT_MANY_HELD_OUT)),
+    _THAT_MANY_HELD_OUT,
 )  # fmt: skip
 WHO = Phrases(
     (
@@ -230,7 +283,6 @@ BARE = Phrases(
         "Calculate {e}.",
         "Work out {e}.",
         "{e} is how much?",
-        "Please calculate {e}.",
         "Can you tell me {e}?",
         "What does {e} make?",
         "Say what {e} gives.",

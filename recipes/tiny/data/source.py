@@ -8,9 +8,11 @@ held-out words, and at least one (`Source.novel` tells whether it did).
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -36,6 +38,22 @@ class Phrases:
 
     train: tuple[str, ...]
     test: tuple[str, ...] = ()
+
+
+def expand(*patterns: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Every way to take one alternative of each `[a|b]`; not those in the words of one of `without`, whoever is who and
+    whatever adverb is in front."""
+    found: dict[str, None] = {}
+    held_out = {_core(phrase) for phrase in without}
+    for pattern in patterns:
+        parts = [part.split("|") for part in re.split(r"[\[\]]", pattern)]
+        found |= dict.fromkeys(phrase for phrase in map("".join, product(*parts)) if _core(phrase) not in held_out)
+    return tuple(found)
+
+
+def _core(phrase: str) -> str:
+    words = re.sub(r"^(then|later|now|in the end,|at the end,|please) ", "", phrase.lower())
+    return re.sub(r"\{[nm]\}", "{}", words)
 
 
 def is_held_out(text: str, of: int = 5) -> bool:

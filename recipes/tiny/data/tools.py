@@ -76,13 +76,16 @@ STORIES = (
               "At {a} {t} a week, how many {t} does {n} sell in {b} weeks?", "{n} packs {b} crates with {a} {t} in each. How many {t} does {n} pack?"), ("How many {t} does a shop sell in {b} days, at {a} a day?",)), "*"),
     (Phrases(("One town has {a} people, another has {b}. How many people live in both?", "{n} has {a} {t} and finds {b}. How many are that in all?",
               "There are {a} {t} in one hall and {b} in another. How many {t} are in both?", "How many {t} are {a} {t} and {b} {t} together?",
-              "How many are {a} {t} with {b} more?", "In all, how many {t} are there when {a} lie here and {b} there?"), ("How many people live in both towns, {a} in one and {b} in another?",)), "+"),
+              "How many are {a} {t} with {b} more?", "In all, how many {t} are there when {a} lie here and {b} there?",
+              "How many people live in two towns, one of {a} and one of {b} people?", "How many people are in two towns together, with {a} in one and {b} in the other?"), ("How many people live in both towns, {a} in one and {b} in another?",)), "+"),
     (Phrases(("Of {a} {t} {b} are sold. How many are left?", "{n} has {a} {t} and loses {b}. How many are left?",
               "How many {t} remain of {a} after {b} are gone?", "From {a} {t} {n} takes {b}. How many {t} are still there?",
-              "There were {a} {t}, and {b} broke. How many {t} are whole?", "How many of the {a} {t} has {n} left after {b} were given away?"), ("How many of {a} {t} are left when {b} are sold?",)), "-"),
+              "There were {a} {t}, and {b} broke. How many {t} are whole?", "How many of the {a} {t} has {n} left after {b} were given away?",
+              "How many of {a} {t} remain when {b} are gone?", "How many of the {a} {t} are left after {b} were sold?"), ("How many of {a} {t} are left when {b} are sold?",)), "-"),
     (Phrases(("{n} has {a} {t} and buys {b} more. How many now?", "To {a} {t} {n} adds {b}. How many {t} does {n} have?",
               "How many {t} does {n} have after getting {b} more than the {a} of before?", "{n} owns {a} {t}, then {b} more come. How many in the end?",
-              "{b} {t} are added to {n}'s {a}. How many is that?"), ("{n} buys {b} {t} and has {a} already. How many in all?",)), "+"),
+              "{b} {t} are added to {n}'s {a}. How many is that?",
+              "{n} gets {b} {t} and had {a} before. How many in all?", "{n} finds {b} {t} and owns {a} already. How many is that?"), ("{n} buys {b} {t} and has {a} already. How many in all?",)), "+"),
 )  # fmt: skip
 
 
@@ -132,6 +135,9 @@ CONVERT = Phrases(
         "In {to}, how much is {v} {of}?",
         "Tell me what {v} {of} are in {to}.",
         "Change {v} {of} into {to}.",
+        "Tell me how many {to} {v} {of} make.",
+        "Please change {v} {of} to {to}.",
+        "Please say how many {to} are in {v} {of}.",
         "I need {v} {of} in {to}.",
     ),
     ("Please convert {v} {of} to {to}.", "Tell me how many {to} are {v} {of}."),
@@ -179,6 +185,9 @@ WEEKDAY = Phrases(
         "For {d}, what is the weekday?",
         "I need to know the weekday of {d}.",
         "Name the weekday of {d}.",
+        "{d} is on which day of the week?",
+        "Tell me which day of the week {d} is.",
+        "Please name the weekday of {d}.",
     ),
     ("Please tell me the weekday of {d}.", "{d} is which day of the week?"),
 )
@@ -210,6 +219,9 @@ ADD_DAYS = Phrases(
         "After {d}, what date is it {k} days later?",
         "Which date do I get {k} days after {d}?",
         "Tell me the day that is {k} days from {d}.",
+        "Please count {k} days on from {d}.",
+        "{k} days after {d} is which date?",
+        "Please say which date is {k} days after {d}.",
     ),
     ("Please add {k} days to {d}.", "{k} days after {d}, which date is it?"),
 )
@@ -222,6 +234,7 @@ WEEKDAY_AFTER = Phrases(
         "Starting from {d}, which weekday is it {k} days later?",
         "On which weekday do we arrive {k} days after {d}?",
         "Tell me which weekday comes {k} days after {d}.",
+        "{k} days after {d} is which weekday?",
     ),
     ("{k} days after {d}, which weekday is it?",),
 )
@@ -233,6 +246,10 @@ TODAY = Phrases(
         "Please tell me what day it is today.",
         "Which day do we have today?",
         "Today's date, please.",
+        "Tell me which date it is today.",
+        "Tell me today's date.",
+        "Today is which day?",
+        "Please say the date of today.",
         "Do you know which date today is?",
         "I need the date of today.",
     ),
@@ -248,6 +265,9 @@ WEATHER = Phrases(
         "Tell me how the weather is in {c}.",
         "Please look how the weather in {c} is.",
         "Weather in {c}?",
+        "Tell me the weather in {c}.",
+        "Please say what the weather in {c} is.",
+        "In {c}, what weather is it?",
         "In {c}, is it cold?",
     ),
     ("Please tell me the weather in {c}.", "In {c}, how is the weather?"),
@@ -264,6 +284,12 @@ LOOK_UP = Phrases(
         "Do you know the {a} of {n}?",
         "For {n}, what is the {a}?",
         "Give me the {a} of {n}.",
+        "Please tell me the {a} of {n}.",
+        "Please give me the {a} of {n}.",
+        "What is {n}'s {a}?",
+        "Which {a} has {n}?",
+        "Show me the {a} of {n}.",
+        "Please show me the {a} of {n}.",
         "Can you look up the {a} of {n}?",
         "The {a} of {n}, please.",
     ),
@@ -324,9 +350,16 @@ def weather(source: Source) -> Use:
     return Use(question, (("weather", {"city": city}, result),), f"The weather in {city} is {result}.", result)
 
 
+def attribute_of(source: Source) -> str:
+    """What a made-up tool finds; in training often a word that means nothing, so that it has to be copied."""
+    if source.held_out:
+        return source.pick(TEST_ATTRIBUTES if source.chance(0.3) else ATTRIBUTES)
+    return source.made_name().lower() if source.chance(0.4) else source.pick(ATTRIBUTES)
+
+
 def look_up(source: Source) -> Use:
     """A tool of a name that depends on what it finds."""
-    attribute = source.pick(TEST_ATTRIBUTES if source.held_out and source.chance(0.3) else ATTRIBUTES)
+    attribute = attribute_of(source)
     name = source.name(0.7)
     result = str(source.number(10, 9999)) if source.chance(0.5) else source.made_name().lower()
     question = source.phrase(LOOK_UP).format(a=attribute, n=name)
@@ -363,7 +396,7 @@ NAMES = ("calculator", "convert", "weekday", "days_between", "add_days", "today"
 def offers(source: Source, needed: Iterable[str], *, without: Collection[str] = ()) -> list[dict[str, Any]]:
     """What is needed and some others, in random order. without: what is not to be offered."""
     names = list(dict.fromkeys(needed))
-    others = [name for name in (*NAMES, f"get_{source.pick(ATTRIBUTES)}") if name not in names and name not in without]
+    others = [name for name in (*NAMES, f"get_{attribute_of(source)}") if name not in names and name not in without]
     names += source.some(others, source.number(1 if names else 2, 3))
     return [declared(source, name) for name in source.some(names, len(names))]
 
@@ -397,7 +430,7 @@ def no_call(source: Source) -> Sample:
 
 def tool(source: Source, level: int | None = None) -> Sample:
     """Level: uses in one conversation; a held-out sample ends at a call, at the answer after it, or needs no call."""
-    if source.chance(0.1 if source.held_out else 0.16):
+    if source.chance(0.1 if source.held_out else 0.2):
         return no_call(source)
     count = 1 + (source.rng.choices(range(3), (65, 27, 8))[0] if level is None else level)
     while True:
