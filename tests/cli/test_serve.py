@@ -67,8 +67,11 @@ def test_sigterm_lets_requests_end_and_takes_no_more() -> None:
         lines = first_piece(answer)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health")
+        assert httpx.get(f"{url}/health").status_code == 200
+        refused = httpx.post(f"{url}/v1/chat/completions", json=BODY)
+        for refusal in (httpx.get(f"{url}/ready"), refused):
+            assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "shutting_down"
+        assert int(refused.headers["retry-after"]) >= 1
         rest = list(lines)
         assert any('"finish_reason":"length"' in line for line in rest) and "data: [DONE]" in rest
         assert process.wait(20) == 0

@@ -106,13 +106,23 @@ def test_a_nan_is_not_hidden(never: set[int]) -> None:
 def test_a_thought_is_closed_when_its_budget_is_used_up_and_left_alone_afterwards() -> None:
     r = request([1], thinking_budget=2)
     assert LogitRules(r, (), ()).idle
-    rules = LogitRules(r, (), (), thought_end=7)
+    rules = LogitRules(r, (), (), thought_ends=(7, 6))
     logits = np.arange(SIZE, dtype=np.float32)
     for text, forced in (([], False), ([3], False), ([3, 4], True), ([3, 4, 7], False), ([3, 4, 7, 5], False)):
         r.output_token_ids[:] = text
         row = logits.copy()
         rules.apply(row)
         assert (row.tolist() == [LOWEST] * 7 + [7] + [LOWEST] * 4) if forced else (row.tolist() == logits.tolist())
+
+
+def test_a_call_ends_the_thought_too_and_is_not_broken_into() -> None:
+    r = request([1], thinking_budget=2)
+    rules = LogitRules(r, (), (), thought_ends=(7, 6))
+    for text in ([3, 6], [3, 6, 4], [3, 6, 4, 5]):
+        r.output_token_ids[:] = text
+        row = np.arange(SIZE, dtype=np.float32)
+        rules.apply(row)
+        assert row.tolist() == list(range(SIZE))
 
 
 def test_without_wishes_nothing_is_touched() -> None:

@@ -228,7 +228,7 @@ def test_br70_a_thought_may_end_at_the_second_guess(third: str, wrong: int) -> N
     options = {"tokenizer": tokenizer, "vocabulary": 512}
     plain, model = engine(chunk_size=64, max_context=96, **options)
     model.head = wide
-    thought = run(plain, prompt, max_tokens=2)[0].outputs[0].token_ids
+    thought = run(plain, prompt, **params | {"max_tokens": 2})[0].outputs[0].token_ids
 
     def ending(hidden: torch.Tensor) -> Logits:
         values = wide_values(hidden)

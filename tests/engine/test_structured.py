@@ -62,6 +62,35 @@ def test_any_object(llm: LLM) -> None:
             assert isinstance(json.loads(completion.text), dict)
 
 
+@pytest.mark.parametrize("wanted", [{"json": SCHEMA}, {"json": json.dumps(SCHEMA)}, {"json_object": True}])
+def test_white_space_has_an_end(wanted: Any) -> None:
+    """A greedy model would write nothing else until it is cut."""
+    matcher = grammars().matcher(StructuredOutputsParams(**wanted))
+    for token in TOKENIZER.encode("{", add_special_tokens=False):
+        matcher.accept(token)
+    blank, line = (TOKENIZER.encode(text, add_special_tokens=False)[0] for text in (" ", "\n"))
+    allowed = matcher.allowed()
+    assert allowed is not None and allowed[[blank, line]].all()
+    matcher.accept(line)
+    for _ in range(20):
+        matcher.accept(blank)
+    allowed = matcher.allowed()
+    assert allowed is not None and not allowed[[blank, line]].any()
+
+
+def test_a_schema_may_say_itself_what_white_space_it_has() -> None:
+    schema = {"x-guidance": {"whitespace_flexible": False}, **SCHEMA}
+    matcher = grammars().matcher(StructuredOutputsParams(json=schema))
+    for token in TOKENIZER.encode("{", add_special_tokens=False):
+        matcher.accept(token)
+    allowed = matcher.allowed()
+    assert allowed is not None and not allowed[TOKENIZER.encode(" ", add_special_tokens=False)[0]]
+
+
+def test_thousands_of_choices() -> None:
+    grammars().check(StructuredOutputsParams(choice=[f"word {i}" for i in range(5000)]))
+
+
 def test_a_regular_expression_is_all_of_the_text(llm: LLM) -> None:
     for completion in texts(llm, {"regex": r"[a-c]{2,4}-[0-9]{3}"}):
         assert completion.finish_reason == "stop"
@@ -125,10 +154,11 @@ def test_an_end_is_allowed_when_the_text_is_complete() -> None:
 def test_the_grammar_begins_after_a_thought_that_the_prompt_leaves_open(prompt: str, waits: bool) -> None:
     matcher = grammars().matcher(StructuredOutputsParams(choice=["b"]), TOKENIZER.encode(prompt))
     a, b = (TOKENIZER.encode(c)[0] for c in "ab")
-    assert (matcher.allowed() is None) is waits
     if waits:
+        ends = [END, USER, TOKENIZER.token_id("<tool_call>"), TOKENIZER.token_id("</tool_call>")]
         for token in (a, b, TOKENIZER.token_id("</think>")):
-            assert matcher.allowed() is None and not matcher.finished
+            assert np.flatnonzero(~matcher.allowed()).tolist() == sorted(ends), "what would leave the grammar out"  # type: ignore[operator]
+            assert not matcher.finished
             matcher.accept(token)  # type: ignore[arg-type]
     assert np.flatnonzero(matcher.allowed()).tolist() == [b]
 

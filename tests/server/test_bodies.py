@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hadron.server import head
 from hadron.server.errors import ApiError
 from hadron.server.protocol import CompletionRequest
 from hadron.server.run import Server
@@ -50,6 +51,20 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
 def test_what_is_no_body_is_refused_at_every_path(http: httpx.Client, path: str, content: bytes, part: str) -> None:
     error = refused(http.post(path, content=content, headers={"content-type": "application/json"}))
     assert part in error["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_type_is_refused_by_its_header(http: httpx.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    error = refused(http.post(CHAT, content=b'{"messages": []}', headers=headers))
+    assert error["param"] == "content-type" and "accepted: application/json" in error["message"]
+    assert repr(kind or "nothing") in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_who_watches_may_ask_for_the_head_alone(http: httpx.Client, path: str) -> None:
+    answer = http.head(path)
+    assert answer.status_code == 200 and answer.content == b""
 
 
 @pytest.mark.parametrize(
@@ -159,6 +174,35 @@ def test_a_long_chain_of_references_is_no_error_of_the_server(
             "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}  # fmt: skip
     answer = http.post(CHAT, json=body)
     assert answer.status_code == 200 or refused(answer)
+
+
+@pytest.mark.parametrize(
+    ("framing", "piece"),
+    [("content-length: 900000", b" " * 2000), ("transfer-encoding: chunked", b"1\r\n \r\n" * 199)],
+)
+def test_who_still_sends_when_we_hang_up_can_read_why(
+    framing: str, piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that come to a closed socket make a reset, and a reset takes the answer that was not read yet."""
+    first = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode()
+    with running(max_request_bytes=1024) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        for seconds in (60.0, 0.1):
+            monkeypatch.setattr(head, "LINGER", seconds)
+            with socket.create_connection((host, int(port)), timeout=20) as eager:
+                eager.sendall(first)
+                if seconds == 60.0:
+                    for _ in range(40):  # without reading, beyond the answer's leaving
+                        eager.sendall(piece)
+                        time.sleep(0.01)
+                    assert status(eager) == 413
+                    assert eager.recv(1) == b""  # no more is said, and yet no reset
+                else:
+                    with pytest.raises(ConnectionError):  # nobody is listened to for ever
+                        for _ in range(2000):
+                            eager.sendall(piece)
+                            time.sleep(0.01)
+            until(lambda: not server._server.server_state.connections)
 
 
 def test_a_body_that_is_sent_byte_by_byte_is_answered_408_and_hung_up_on() -> None:

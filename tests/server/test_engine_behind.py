@@ -81,6 +81,25 @@ def test_ready_waits_until_the_weights_were_read(monkeypatch: pytest.MonkeyPatch
         until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
 
 
+def test_an_engine_that_ends_is_said_to_whoever_waits_asks_or_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step fails, and so does cleaning up after it."""
+
+    def broken(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    with running() as server:
+        monkeypatch.setattr("hadron.engine.engine.Engine.step", broken)
+        monkeypatch.setattr("hadron.engine.engine.Engine.abort_all", broken)
+        waited = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+        asked = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+        for answer in (waited, asked):
+            assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_dead"
+            assert "the server must be started again" in answer.json()["error"]["message"]
+        for path in ("/health", "/ready"):
+            watched = httpx.get(server.url + path)
+            assert watched.status_code == 503 and watched.json()["error"]["code"] == "engine_dead"
+
+
 def test_a_failure_before_the_first_token_is_no_time_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any, **options: Any) -> Any:
         raise NumericsError("not finite", where="layer 3", found="NaN", accepted="numbers", hint="check")

@@ -107,7 +107,7 @@ def suffer(clients: int, seconds: float) -> None:
 
 
 def test_clients_that_leave_take_nothing_with_them() -> None:
-    suffer(24, 12)
+    suffer(24, 6)
 
 
 @pytest.mark.slow

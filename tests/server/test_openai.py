@@ -90,7 +90,7 @@ def test_a_thought_and_an_answer(client: OpenAI, scripts: Scripts) -> None:
     message = whole.choices[0].message
     assert (message.reasoning_content, message.content) == ("So.", "Yes: é\U0001f600.")
     assert whole.choices[0].finish_reason == "stop"
-    length = len(TOKENIZER.encode("So.\n</think>", add_special_tokens=False))
+    length = len(TOKENIZER.encode("So.\n", add_special_tokens=False))
     assert whole.usage.completion_tokens_details.reasoning_tokens == length
 
 
@@ -134,7 +134,7 @@ def test_reasoning_effort_reaches_the_template(client: OpenAI, server: Server) -
 
 def test_a_thinking_budget_closes_the_thought(client: OpenAI) -> None:
     whole = both_ways(client, messages=user("The river"), max_tokens=20, extra_body={"thinking_budget": 4})
-    assert whole.usage.completion_tokens_details.reasoning_tokens == 5  # the fifth is the end of the thought
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 4
     assert whole.choices[0].message.content
 
 
@@ -248,11 +248,9 @@ def test_an_answer_by_a_json_schema(client: OpenAI, seed: int) -> None:
         client, messages=user("Who?"), response_format=wanted, max_tokens=200, temperature=1, seed=seed,
         extra_body={"thinking_budget": 2},
     )  # fmt: skip
-    if whole.choices[0].finish_reason == "stop":
-        value = json.loads(whole.choices[0].message.content)
-        assert value["name"] in ("anna", "bob") and 1 <= value["age"] <= 99
-    else:
-        assert whole.choices[0].finish_reason == "length"
+    assert whole.choices[0].finish_reason == "stop"
+    value = json.loads(whole.choices[0].message.content)
+    assert value["name"] in ("anna", "bob") and 1 <= value["age"] <= 99
 
 
 def test_any_json_object_and_structures_of_ones_own(client: OpenAI) -> None:
@@ -357,9 +355,20 @@ def test_completions_of_token_ids_with_echo(client: OpenAI, llm: LLM) -> None:
         rows = [row[token].logprob for token, row in zip(ids[1:], expected.prompt_logprobs[1:], strict=True)]
         assert values[0] is None and values[1 : len(ids)] == rows
         assert len(values) == len(ids) + most and whole.usage.completion_tokens == most
+        assert whole.choices[0].finish_reason == "length"
         assert whole.choices[0].text.startswith("The river is")
         offsets, tokens = whole.choices[0].logprobs.text_offset, whole.choices[0].logprobs.tokens
         assert [whole.choices[0].text[o : o + len(t)] for o, t in zip(offsets, tokens, strict=True)][:3] == tokens[:3]
+
+
+def test_offsets_of_tokens_that_are_parts_of_characters(client: OpenAI) -> None:
+    text = "日本 é x"
+    whole = client.completions.create(**GREEDY, prompt=text, echo=True, max_tokens=0, logprobs=1)
+    offsets = whole.choices[0].logprobs.text_offset
+    ids = TOKENIZER.encode(text)
+    assert len(ids) > len(text), "no character is of several tokens"
+    ends = [len(TOKENIZER.decode(ids[:n]).rstrip("\ufffd")) for n in range(len(ids))]
+    assert offsets == ends
 
 
 def test_a_stream_that_is_closed_ends_its_request(client: OpenAI, server: Server, scripts: Scripts) -> None:

@@ -13,6 +13,11 @@ from hadron.server.run import Server
 from hadron.tokenizer.chat_template import ChatTemplate
 from tests.server.running import GREEDY, LOOK, NOW, client, scripts, server, user
 
+BAD = {
+    "type": "function",
+    "function": {"name": "bad", "parameters": {"properties": {"p": {"type": "string", "pattern": "(?=a)b"}}}},
+}
+
 
 @pytest.mark.parametrize(
     ("arguments", "param", "part"),
@@ -25,12 +30,16 @@ from tests.server.running import GREEDY, LOOK, NOW, client, scripts, server, use
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs", "at most"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "token ids"),
+        ({"logit_bias": {"5": 1, "99999": 1}}, "logit_bias.99999", "an integer from 0"),
+        ({"max_tokens": 5, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"tools": [NOW, BAD], "tool_choice": "required"}, "tools[1].function.parameters", "look-around"),
+        ({"extra_body": {"guided_choice": ["a"]}}, "guided_choice", "accepted: structured_outputs"),
         ({"stop": [""]}, "stop", "none of them empty"),
         ({"tool_choice": "required"}, "tool_choice", "with tools"),
         ({"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name", "'x'"),
         ({"tools": [NOW, NOW]}, "tools[1].function.name", "a second time"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema", "a JSON schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 7}}}}, "response_format.json", "7"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 7}}}}, "response_format.json_schema.schema", "7"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "'king'"),
         ({"messages": []}, "messages", "at least 1"),

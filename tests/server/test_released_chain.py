@@ -72,3 +72,16 @@ def test_a_word_problem_is_thought_through(client: openai.OpenAI) -> None:
         answer += piece.choices[0].delta.content or ""
     assert "12+7=19" in thought
     assert answer.strip() == "The answer is 19."
+
+
+def test_an_answer_by_a_schema_comes_to_its_end(client: openai.OpenAI) -> None:
+    """Greedily: white space between the tokens of JSON must have an end of its own."""
+    answer = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+    asked = "Tom has 3 apples. Then Tom buys 4 more apples. How many apples does Tom have in the end?"
+    whole = client.chat.completions.create(
+        messages=[{"role": "user", "content": asked}], response_format=wanted, **SETTINGS
+    )
+    assert whole.choices[0].finish_reason == "stop"
+    assert set(json.loads(whole.choices[0].message.content or "")) == {"answer"}

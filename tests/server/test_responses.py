@@ -141,8 +141,10 @@ def test_a_call_that_is_cut_is_incomplete(client: OpenAI, scripts: Scripts) -> N
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{"}]}, None),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.function.name"),
-        ({"text": {"format": {"type": "json_schema", "name": "p", "schema": {"type": 7}}}}, "text.format.json"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"instructions": "Be.", "input": [{"role": "user", "content": "a"}, {"type": "function_call", "name": "now", "arguments": "{"}]}, "input[1].arguments"),
+        ({"text": {"format": {"type": "json_schema", "name": "p", "schema": {"type": 7}}}}, "text.format.schema"),
     ],
 )  # fmt: skip
 def test_errors_name_the_field(client: OpenAI, arguments: Any, param: str | None) -> None:

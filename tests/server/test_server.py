@@ -106,13 +106,14 @@ def test_options_that_make_no_sense_are_refused(fields: dict[str, Any], where: s
 
 
 def test_keys_open_the_server_and_nothing_else_does() -> None:
-    with running(api_key=("first", "second")) as server, httpx.Client(base_url=server.url) as http:
+    with running(api_key=("first", "second", "schlüssel")) as server, httpx.Client(base_url=server.url) as http:
         for headers in ({}, {"authorization": "Bearer third"}, {"authorization": "first"}, {"x-api-key": "firs"},
                         {"authorization": b"Bearer \xff"}):  # fmt: skip
             for path in (CHAT, "/v1/completions", "/tokenize"):
                 error = error_of(http.post(path, json=HELLO, headers=headers), 401)
                 assert error["type"] == "authentication_error" and "Bearer KEY" in error["message"]
-        for headers in ({"authorization": "Bearer first"}, {"authorization": "bearer second"}, {"x-api-key": "second"}):
+        for headers in ({"authorization": "Bearer first"}, {"authorization": "bearer second"}, {"x-api-key": "second"},
+                        {"authorization": "Bearer wrong", "x-api-key": "first"}, {"x-api-key": "schlüssel".encode()}):  # fmt: skip
             assert http.post(CHAT, json=HELLO, headers=headers).status_code == 200
         for path in ("/health", "/ready", "/metrics", "/version"):
             assert http.get(path).status_code == 200
@@ -163,6 +164,9 @@ def test_a_full_queue_says_when_to_come_again(slow: Scripts) -> None:
             assert error["code"] == "queue_full" and "at most 2 may" in error["message"]
             assert int(answer.headers["retry-after"]) >= 1
             until(lambda: "hadron_requests_waiting 1.0" in http.get("/metrics").text)
+            for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]}),
+                               ("/v1/messages/count_tokens", HELLO)):  # fmt: skip
+                assert http.post(path, json=body).status_code == 200, "it takes no place in the queue"
             for thread in threads:
                 thread.join()
             assert http.post(CHAT, json={**HELLO, "n": 5}).status_code == 200  # alone, it may be large
@@ -365,5 +369,7 @@ def test_other_origins_are_refused_unless_they_are_named(http: httpx.Client) -> 
     assert "access-control-allow-origin" not in http.post(CHAT, json=HELLO, headers=origin).headers
     with running(allowed_origins=("http://a.example",), api_key=("k",)) as server:
         asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        refused = httpx.get(f"{server.url}/v1/models", headers=origin)
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == origin["origin"]
         allowed = httpx.options(server.url + CHAT, headers=asked)
         assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin["origin"]

@@ -130,12 +130,22 @@ def test_br63_one_text_at_every_split_and_in_pairs_of_tokens() -> None:
                 parts += splitter.push(token, "")
             parts += splitter.push(group[-1], texts[start + len(group)][len(texts[start]) :])
         assert gathered(parts + splitter.finish(complete=True)) == expected
-        assert splitter.reasoning_tokens == ids.index(MARKUP.ids[Mark.THINK_END]) + 1
+        assert splitter.reasoning_tokens == ids.index(MARKUP.ids[Mark.THINK_END])
     for at in range(1, len(TEXT)):  # text that comes in two pieces, cut anywhere
         splitter = AnswerSplitter(TOKENIZER, MARKUP, prompt, tools=TOOLS)
         parts = [part for token in ids for part in splitter.push(token, "")]
         parts += splitter.push(None, TEXT[:at]) + splitter.push(None, TEXT[at:])
         assert gathered(parts) == expected
+
+
+def test_a_call_ends_the_thought_where_tools_are_offered() -> None:
+    ids = TOKENIZER.encode("I think" + call("now"), add_special_tokens=False)
+    prompt = TOKENIZER.encode("<|assistant|><think>", add_special_tokens=False)
+    for tools, expected in ((TOOLS, ids.index(MARKUP.ids[Mark.CALL])), (None, len(ids))):
+        splitter = AnswerSplitter(TOKENIZER, MARKUP, prompt, tools=tools)
+        for token in ids:
+            splitter.push(token, "")
+        assert splitter.reasoning_tokens == expected
 
 
 def test_br63_a_call_before_the_thought_ends_is_a_call() -> None:

@@ -149,33 +149,32 @@ class _Talk:
         from hadron.server.messages_protocol import validated
 
         try:
-            return prepare_chat(self._model, validated({**self._wishes, "messages": messages}), capped=True)
+            return prepare_chat(self._model, validated({**self._wishes, "messages": messages}, {}), capped=True)
         except ApiError as error:
             raise error.as_request_error() from error
 
     def _answer(self, line: str) -> None:
         said = [*self._messages, {"role": "user", "content": line}]
         try:
-            prepared = self._prepared(said)
-            message = self._run(prepared)
+            with _interrupts() as stopped:
+                message = self._run(self._prepared(said), stopped)
         except HadronError as error:
             console.write_error(error)
             return
         self._messages = [*said, message]
 
-    def _run(self, prepared: Any) -> dict[str, Any]:
-        """Show the answer as it comes; the message that it is, also where it was stopped."""
+    def _run(self, prepared: Any, stopped: list[int]) -> dict[str, Any]:
+        """Show the answer as it comes; the message that it is, also where `stopped` was filled."""
         engine = self._model.engine
         (splitter,) = prepared.splitters(self._model)
         shown = _Shown()
         (request,) = engine.add_all("chat", prepared.ids, prepared.params, prepared.text, answer=True)
-        with _interrupts() as stopped:
-            try:
-                while engine.has_requests and not stopped:
-                    for event in engine.step():
-                        shown.take(splitter.push(event.token_id, event.text))
-            finally:
-                engine.abort_all()
+        try:
+            while engine.has_requests and not stopped:
+                for event in engine.step():
+                    shown.take(splitter.push(event.token_id, event.text))
+        finally:
+            engine.abort_all()
         complete = request.finish_reason == "stop"
         shown.take(splitter.finish(complete=complete))
         shown.end()

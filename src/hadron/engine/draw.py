@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
+# A tiny temperature sends all but the likeliest to minus infinity, and rows that are not finite may be among the rest.
+@np.errstate(over="ignore", invalid="ignore")
 def drawn(
     ids: NDArray[np.int64],
     values: NDArray[np.float32],
@@ -54,34 +56,29 @@ def drawn(
     """The token of each row, None where it may be one that is not given.
 
     ids, values: [n, m], the likeliest tokens of each row and their logits, best first. log_sum: [n], of whole rows at
-    their own temperature (`Best.log_sum`), where there are others that may come.
+    their own temperature (`Best.log_sum`), where there are others that may come. Of a row that is not finite, any.
     """
-    temperature, top_p, min_p, number = (
-        np.array(column)[:, None]
-        for column in zip(
-            *((c.params.temperature, c.params.top_p, c.params.min_p, uniform(c.seed, c.position)) for c in chances),
-            strict=True,
-        )
-    )
+    temperature, top_p, min_p, number = np.array(
+        [(c.params.temperature, c.params.top_p, c.params.min_p, uniform(c.seed, c.position)) for c in chances],
+        np.float64,
+    ).T[:, :, None]
+    rows, most = np.arange(len(ids)), ids.shape[1]
     scaled = values.astype(np.float64)
     scaled -= scaled[:, :1]
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to minus infinity
-        scaled /= temperature
+    scaled /= temperature
     weights = np.exp(scaled)
     passed = weights.cumsum(axis=1)
-    before = passed - weights
-    before[:, 1:] = passed[:, :-1]
     total = passed[:, -1:] if log_sum is None else np.maximum(np.exp(log_sum)[:, None], passed[:, -1:])
-    count = ((before < top_p * total) & (weights >= min_p)).sum(axis=1, keepdims=True)
-    kept = np.take_along_axis(passed, count - 1, axis=1)
-    complete = np.ones_like(count, bool)
-    if log_sum is not None:
-        unfiltered = (top_p == 1) & (min_p == 0)
-        kept, complete = np.where(unfiltered, total, kept), unfiltered | (count < ids.shape[1])
-    at = (passed <= number * kept).sum(axis=1, keepdims=True)
-    if log_sum is not None:
-        complete &= at < ids.shape[1]
-    tokens = np.take_along_axis(ids, np.minimum(at, count - 1), axis=1)
-    return [
-        token if known else None for token, known in zip(tokens[:, 0].tolist(), complete[:, 0].tolist(), strict=True)
-    ]
+    # the likeliest always, and those after it while the ones before have not reached top_p
+    further = passed[:, :-1] < top_p * total
+    further &= weights[:, 1:] >= min_p
+    last = further.sum(axis=1)
+    kept = passed[rows, last][:, None]
+    if log_sum is None:
+        at = (passed <= number * kept).sum(axis=1)
+        return cast(list[int | None], ids[rows, np.minimum(at, last)].tolist())
+    unfiltered = (top_p == 1) & (min_p == 0)
+    at = (passed <= number * np.where(unfiltered, total, kept)).sum(axis=1)
+    complete = (unfiltered[:, 0] | (last + 1 < most)) & (at < most)
+    tokens = ids[rows, np.minimum(at, last)].tolist()
+    return [token if known else None for token, known in zip(tokens, complete.tolist(), strict=True)]

@@ -135,7 +135,8 @@ class Engine:
     def check_params(self, params: SamplingParams) -> None:
         """`RequestError` for what this model cannot do with `params`, whose defaults are filled in."""
         self.check_ids(params.stop_token_ids, "stop_token_ids")
-        self.check_ids(tuple(params.logit_bias or ()), "logit_bias")
+        if params.logit_bias:
+            check_token_ids(tuple(params.logit_bias), self._vocabulary, "logit_bias", keys=True)
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer",
@@ -166,13 +167,15 @@ class Engine:
         index: int = 0,
         follows: Request | None = None,
         answer: bool = False,
+        calls: bool = False,
         scoring: Scoring | None = None,
     ) -> Request:
         """Queue a request; ids from `check_prompt`, params checked by `check_params`.
 
         priority: lower goes first, past at most `scheduler.PRIORITY_STEP` earlier requests a level.
         index, follows: for a further continuation of the prompt of an earlier request. answer: the text is
-        an answer in a conversation, so it holds none of what only prompts hold. scoring: see `engine.score`.
+        an answer in a conversation, so it holds none of what only prompts hold; calls: in which tools may be called.
+        scoring: see `engine.score`.
         """
         detokenizer = None
         if self._tokenizer is not None:
@@ -194,10 +197,10 @@ class Engine:
         matcher = None
         if params.structured is not None and self._grammars is not None:
             matcher = self._grammars.matcher(params.structured, ids if answer else ())
-        thought_end = None
+        ends: tuple[int, ...] = ()
         if params.thinking_budget is not None and self._grammars is not None:
-            thought_end = self._grammars.open_thought(ids)
-        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, thought_end)
+            ends = self._grammars.thought_ends(ids, calls=calls)
+        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
         if not rules.idle:
             self._rules[request_id] = rules
         self._scheduler.add(request)
@@ -212,18 +215,19 @@ class Engine:
         *,
         priority: int = 0,
         answer: bool = False,
+        calls: bool = False,
     ) -> list[Request]:
         """Queue the `params.n` continuations of a prompt; see `add`.
 
         Those after the first are called `<request_id>-<index>` and begin with what it leaves in the cache.
         """
-        first = self.add(request_id, ids, params, prompt, priority=priority, answer=answer)
+        first = self.add(request_id, ids, params, prompt, priority=priority, answer=answer, calls=calls)
         params = replace(params, prompt_logprobs=None)
         return [
             first,
             *(
                 self.add(f"{request_id}-{i}", ids, params, prompt, priority=priority, index=i, follows=first,
-                         answer=answer)
+                         answer=answer, calls=calls)
                 for i in range(1, params.n)
             ),
         ]  # fmt: skip

@@ -21,8 +21,8 @@ LOWEST = np.finfo(np.float32).min
 
 class LogitRules:
     """The rules of one request. never: ids that only prompts hold. eos: the model's end tokens. matcher: of the
-    grammar that the text must follow; it has the last word. thought_end: the id that ends the thought which the
-    prompt leaves open."""
+    grammar that the text must follow; it has the last word. thought_ends: the ids that end the thought which the
+    prompt leaves open; the first is what closes it when its budget is used up."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class LogitRules:
         never: Collection[int],
         eos: Collection[int],
         matcher: Matcher | None = None,
-        thought_end: int | None = None,
+        thought_ends: tuple[int, ...] = (),
     ) -> None:
         params = request.params
         self._request = request
         self.matcher = matcher
-        self._thought_end = None if params.thinking_budget is None else thought_end
+        self._thought_ends = () if params.thinking_budget is None else thought_ends
         self._never = _ids(never)
         self._ends = _ids({*eos, *params.stop_token_ids})
         bias = params.logit_bias or {}
@@ -51,7 +51,7 @@ class LogitRules:
         """Whether nothing is ever changed."""
         return not (
             len(self._never) or len(self._biased) or self._repetition != 1 or self._frequency or self._presence
-            or self._request.params.min_tokens or self.matcher is not None or self._thought_end is not None
+            or self._request.params.min_tokens or self.matcher is not None or self._thought_ends
         )  # fmt: skip
 
     def apply(self, logits: Row) -> None:
@@ -77,16 +77,17 @@ class LogitRules:
 
     def _close_thought(self, logits: Row) -> bool:
         """Leave nothing but the end of the thought, where it is open and has used up its budget."""
-        end, generated = self._thought_end, self._request.output_token_ids
-        if end is None:
+        generated = self._request.output_token_ids
+        if not self._thought_ends:
             return False
-        if end in generated:
-            self._thought_end = None
+        if any(end in generated for end in self._thought_ends):
+            self._thought_ends = ()
             return False
         budget = self._request.params.thinking_budget
         assert budget is not None
         if len(generated) < budget:
             return False
+        end = self._thought_ends[0]
         value = logits[end]
         logits[:] = LOWEST
         logits[end] = value

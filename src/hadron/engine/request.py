@@ -292,8 +292,9 @@ class Request:
         )
 
 
-def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str) -> None:
-    """`RequestError` for an empty list and for ids outside the vocabulary, naming the first."""
+def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str, *, keys: bool = False) -> None:
+    """`RequestError` for an empty list and for ids outside the vocabulary, naming the first. keys: they are those of
+    a mapping."""
     if not ids:
         raise RequestError(
             "a prompt has no tokens",
@@ -306,7 +307,7 @@ def check_token_ids(ids: tuple[int, ...], vocabulary: int, where: str) -> None:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
             raise RequestError(
                 "a token id is outside the vocabulary",
-                where=f"{where}[{index}]",
+                where=f"{where}.{token}" if keys else f"{where}[{index}]",
                 found=repr(token)[:80],
                 accepted=f"an integer from 0 to {vocabulary - 1}",
                 hint="encode the prompt with this checkpoint's own tokenizer",

@@ -38,20 +38,23 @@ class Needs(NamedTuple):
     temperature: float | None
 
     @classmethod
-    def to_draw(cls, params: SamplingParams, vocabulary: int) -> Needs:
-        """What a draw begins with: everything that may come where `top_k` leaves few, else the likeliest."""
+    def to_draw(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Needs | None:
+        """What a draw begins with: everything that may come where `top_k` leaves few, else the likeliest. None where
+        nothing is drawn from the row: the likeliest is taken, or the request changes its logits (ruled)."""
+        if not params.temperature or ruled:
+            return None
         most = limit(params, vocabulary)
         if most == vocabulary > FIRST:
             return cls(FIRST, params.temperature)
         return cls(most, None)
 
     @classmethod
-    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Needs:
-        """What `choose` takes. ruled: the request changes its logits."""
-        draw = cls.to_draw(params, vocabulary) if params.temperature and not ruled else cls(1, None)
+    def of(cls, params: SamplingParams, draw: Needs | None) -> Needs:
+        """What `choose` takes. draw: what `to_draw` says."""
+        begin = draw or cls(1, None)
         if params.logprobs is None:
-            return draw
-        return cls(max(draw.likeliest, params.logprobs), 1.0 if draw.temperature is None else draw.temperature)
+            return begin
+        return cls(max(begin.likeliest, params.logprobs), 1.0 if begin.temperature is None else begin.temperature)
 
 
 class Asked(NamedTuple):
@@ -65,48 +68,44 @@ class Asked(NamedTuple):
 
 
 class Likeliest(NamedTuple):
-    """Of one row, as `needs` says; the token is given too where it takes no more than that."""
+    """Of the row `row` of `found`, as `needs` says; the token is given too where it takes no more than that."""
 
-    best: Best
+    found: Best
+    row: int
     token: int | None
+
+    @property
+    def best(self) -> Best:
+        """Of this row alone."""
+        return self.found.rows(self.row, self.row + 1)
 
 
 def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Likeliest]]:
     """What each request's rows are asked for, under its key, by as few questions as there are kinds of them."""
-    kinds: dict[Needs, list[int]] = {}
+    kinds: dict[tuple[Needs, Needs | None], list[int]] = {}
     for key, own in asked.items():
-        kinds.setdefault(Needs.of(own.params, logits.vocabulary, ruled=own.ruled), []).append(key)
-    found: dict[int, list[Likeliest]] = {}
-    for (count, temperature), keys in kinds.items():
-        best = logits.best(count, rows=[row for key in keys for row in asked[key].rows], temperature=temperature)
-        tokens = _tokens(best, [asked[key] for key in keys], logits.vocabulary)
+        draw = Needs.to_draw(own.params, logits.vocabulary, ruled=own.ruled)
+        kinds.setdefault((Needs.of(own.params, draw), draw), []).append(key)
+    given: dict[int, list[Likeliest]] = {}
+    for ((count, temperature), draw), keys in kinds.items():
+        owners = [asked[key] for key in keys]
+        found = logits.best(count, rows=[row for own in owners for row in own.rows], temperature=temperature)
+        tokens = found.ids[:, 0].tolist() if draw is None else _drawn(found, draw, owners)
         first = 0
-        for key in keys:
-            end = first + len(asked[key].rows)
-            found[key] = [Likeliest(best.rows(row, row + 1), tokens[row]) for row in range(first, end)]
+        for key, own in zip(keys, owners, strict=True):
+            end = first + len(own.rows)
+            given[key] = [Likeliest(found, row, None if own.ruled else tokens[row]) for row in range(first, end)]
             first = end
-    return found
+    return given
 
 
-def _tokens(best: Best, asked: Sequence[Asked], vocabulary: int) -> list[int | None]:
-    """The tokens of rows that no rule changes and that `best` is enough for."""
-    tokens: list[int | None] = best.ids[:, 0].tolist()
-    groups: dict[Needs, tuple[list[int], list[Chance]]] = {}
-    row = 0
-    for own in asked:
-        for turn in range(len(own.rows)):
-            if own.ruled or (own.params.temperature and best.faults[row]):
-                tokens[row] = None
-            elif own.params.temperature:
-                rows, chances = groups.setdefault(Needs.to_draw(own.params, vocabulary), ([], []))
-                rows.append(row)
-                chances.append(Chance(own.params, own.seed, own.position + turn))
-            row += 1
-    for (count, temperature), (rows, chances) in groups.items():
-        log_sum = None if temperature is None else best.log_sum[rows]
-        some = drawn(best.ids[rows, :count], best.logits[rows, :count], chances, log_sum)
-        for row, token in zip(rows, some, strict=True):
-            tokens[row] = token
+def _drawn(found: Best, needs: Needs, owners: Sequence[Asked]) -> list[int | None]:
+    """The tokens of rows from which one is drawn, None where `found` is not enough for that."""
+    chances = [Chance(own.params, own.seed, own.position + turn) for own in owners for turn in range(len(own.rows))]
+    log_sum = None if needs.temperature is None else found.log_sum
+    tokens = drawn(found.ids[:, : needs.likeliest], found.logits[:, : needs.likeliest], chances, log_sum)
+    for row in np.flatnonzero(found.faults).tolist():  # what came of these is not defined
+        tokens[row] = None
     return tokens
 
 
@@ -128,16 +127,17 @@ def choose(
     """
     asked = Asked(range(1), params, seed, position, rules is not None)
     known = known or likeliest(logits, {0: asked})[0][0]
-    best, token = known
-    if best.faults[0]:
-        check_finite(logits, best, position)
+    token = known.token
+    if known.found.faults[known.row]:
+        check_finite(logits, known.best, position)
     left = logits
     if rules is not None:
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
         left = logits.changed(torch.from_numpy(row)[None])
-        changed, token = likeliest(left, {0: asked._replace(ruled=False)})[0][0]
-        check_finite(left, changed, position)
+        changed = likeliest(left, {0: asked._replace(ruled=False)})[0][0]
+        check_finite(left, changed.best, position)
+        token = changed.token
     count = FIRST
     while token is None:
         count *= FURTHER
@@ -146,8 +146,9 @@ def choose(
         (token,) = drawn(more.ids, more.logits, [Chance(params, seed, position)], log_sum)
     if params.logprobs is None:
         return Choice(token, None)
-    if Needs.of(params, logits.vocabulary, ruled=rules is not None).temperature != 1.0:
-        best = logits.best(max(1, params.logprobs), temperature=1.0)
+    draw = Needs.to_draw(params, logits.vocabulary, ruled=rules is not None)
+    as_they_are = Needs.of(params, draw).temperature == 1.0
+    best = known.best if as_they_are else logits.best(max(1, params.logprobs), temperature=1.0)
     return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
 
 

@@ -8,9 +8,9 @@ open, the grammar begins after the thought.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ from hadron.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
+
+#: White space between the tokens of JSON: a blank, or a line's end and indentation. Without a bound, greedy models
+#: write nothing else until they are cut.
+_WHITE_SPACE = r"( |\n[ \t]{0,20})?"
 
 
 class Grammars:
@@ -54,23 +58,45 @@ class Grammars:
         inner = LLMatcher(self._llguidance, _source(wanted), log_level=0)
         if inner.is_error():
             raise _refused(wanted, inner.get_error())
-        return Matcher(inner, wanted, self._vocabulary, self.open_thought(prompt))
+        after = self.open_thought(prompt)
+        if after is None:
+            return Matcher(inner, wanted, self._vocabulary)
+        outside = np.ones(self._vocabulary, np.bool_)
+        calls = (self._markup.ids.get(mark) for mark in (Mark.CALL, Mark.CALL_END))
+        outside[[token for token in (*self._eos, *calls) if token is not None and token < self._vocabulary]] = False
+        return Matcher(inner, wanted, self._vocabulary, after, outside)
 
     def open_thought(self, prompt: Sequence[int]) -> int | None:
         """The id that ends the thought which a prompt leaves open; None where it leaves none."""
         return self._markup.ids[Mark.THINK_END] if self._markup.open_thought(prompt) else None
 
+    def thought_ends(self, prompt: Sequence[int], *, calls: bool) -> tuple[int, ...]:
+        """The ids that end the thought which a prompt leaves open, its own end first; none where it leaves none.
+
+        calls: a tool call ends it too.
+        """
+        end = self.open_thought(prompt)
+        others = [self._markup.ids[Mark.CALL]] if calls and Mark.CALL in self._markup.ids else []
+        return () if end is None else (end, *others)
+
 
 class Matcher:
-    """Where one text stands in its grammar. after: the id that must come before the grammar begins."""
+    """Where one text stands in its grammar. after: the id that must come before the grammar begins, outside: bool
+    [vocabulary], what may come until then, which is all but what would end the text or begin a call."""
 
     def __init__(
-        self, inner: llguidance.LLMatcher, wanted: StructuredOutputsParams, vocabulary: int, after: int | None
+        self,
+        inner: llguidance.LLMatcher,
+        wanted: StructuredOutputsParams,
+        vocabulary: int,
+        after: int | None = None,
+        outside: NDArray[np.bool_] | None = None,
     ) -> None:
         self._inner = inner
         self._wanted = wanted
         self._vocabulary = vocabulary
         self._after = after
+        self._outside = outside
         self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
 
     @property
@@ -81,7 +107,7 @@ class Matcher:
     def allowed(self) -> NDArray[np.bool_] | None:
         """bool [vocabulary], which tokens may come next; None where all may. `RequestError` where it gave up."""
         if self._after is not None:
-            return None
+            return self._outside
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._inner, self._bits)
@@ -103,6 +129,16 @@ class Matcher:
             raise _refused(self._wanted, self._inner.get_error())
 
 
+def spaced(schema: Any) -> Any:
+    """A JSON schema that says what white space its texts may have, as it is where it says so itself."""
+    if not isinstance(schema, Mapping):
+        return schema
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, Mapping) or {"whitespace_pattern", "whitespace_flexible"} & set(own):
+        return schema
+    return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, **own}}
+
+
 def _source(wanted: StructuredOutputsParams) -> str:
     """What llguidance reads."""
     from llguidance import LLMatcher, grammar_from
@@ -110,15 +146,15 @@ def _source(wanted: StructuredOutputsParams) -> str:
     kind, value = wanted.chosen
     try:
         if kind == "json":
-            return LLMatcher.grammar_from_json_schema(value if isinstance(value, str) else json.dumps(value))
+            schema = json.loads(value) if isinstance(value, str) else value
+            return LLMatcher.grammar_from_json_schema(json.dumps(spaced(schema)))
         if kind == "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+            return LLMatcher.grammar_from_json_schema(json.dumps(spaced({"type": "object"})))
         if kind == "regex":
             return LLMatcher.grammar_from_regex(value)
         if kind == "choice":
-            return LLMatcher.grammar_from_lark(
-                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-            )
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
         return grammar_from("ebnf", value)
     except (ValueError, TypeError, RecursionError) as error:
         raise _refused(wanted, str(error)) from error
@@ -129,7 +165,7 @@ def _refused(wanted: StructuredOutputsParams, reason: str) -> RequestError:
     return RequestError(
         "a grammar cannot be used",
         where=f"structured_outputs.{kind}",
-        found=f"{str(value)[:80]!r}: {' '.join(reason.split())[:300]}",
+        found=f"{' '.join(reason.split())[:300]}, in {str(value)[:80]!r}",
         accepted="a JSON schema, a regular expression, texts, or a grammar in Lark's or GBNF's syntax, "
         "within the features and limits of llguidance",
         hint="simplify it, or leave structured_outputs out",

@@ -14,6 +14,7 @@ from hadron.server.chat import Prepared
 from hadron.server.model import Model
 from hadron.server.worker import Generation
 from hadron.tokenizer.answer import Part, Reasoning
+from hadron.tokenizer.markup import Mark
 from hadron.tokenizer.tokenizer import Tokenizer
 from hadron.tokenizer.tool_calls import CallArguments, CallBegin, Content
 
@@ -60,6 +61,7 @@ class Answers:
         self._generation = generation
         self._apart = prepared.params.logprobs is not None
         self._splitters = prepared.splitters(model)
+        self._call_end = None if model.markup is None else model.markup.ids.get(Mark.CALL_END)
         self.counts = Counts(len(prepared.ids))
 
     async def __aiter__(self) -> AsyncIterator[list[Piece]]:
@@ -77,7 +79,9 @@ class Answers:
                 )
                 reason = output.finish_reason
                 if reason is not None:
-                    parts += splitter.finish(complete=reason == "stop" and not isinstance(output.stop_reason, str))
+                    # a stop string or id cuts what is open, but for the end of a call
+                    whole = reason == "stop" and output.stop_reason in (None, self._call_end)
+                    parts += splitter.finish(complete=whole)
                     if reason == "stop" and splitter.has_calls:
                         reason = "tool_calls"
                 key = (output.index, number if self._apart else 0)

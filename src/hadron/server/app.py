@@ -60,30 +60,40 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/tokenize", response_class=Response)
     async def tokens(body: TokenizeRequest) -> Response:
         """Token ids of a text or a conversation."""
-        return answer(await service.prepared(tokenize, body))
+        return answer(await service.read(tokenize, body))
 
     @app.post("/detokenize", response_class=Response)
     async def text(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
-        return answer(await service.prepared(detokenize, body))
+        return answer(await service.read(detokenize, body))
 
-    if service.config.allowed_origins:
+    app.add_middleware(Gate, config=service.config, on_answer=service.metrics.answered)
+    if service.config.allowed_origins:  # outside of the gate: pages may read what it refuses
         app.add_middleware(
             CORSMiddleware, allow_origins=list(service.config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Gate, config=service.config, on_answer=service.metrics.answered)
     return app
 
 
 def _state(app: FastAPI, service: Service) -> None:
+    def living() -> None:
+        if service.worker.dead:
+            raise ApiError(
+                503, "the engine ended by an error of its own (the log says what happened)", code="engine_dead"
+            )
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response)
     async def health() -> Response:
-        """Whether the server is alive."""
+        """Whether the server is alive: 503 once its engine has ended by an error, so that it is started again."""
+        living()
         return answer({"status": "ok"})
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", response_class=Response)
     async def ready() -> Response:
         """Whether it takes requests."""
+        living()
         if service.worker.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         return answer({"status": "ready", "model": service.model.names[0]})
@@ -135,7 +145,12 @@ def _errors(app: FastAPI, in_full: bool) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return said(request, invalid(error.errors()))
+        faults = error.errors()
+        if isinstance(faults[0].get("input"), bytes):  # a browser sends other types without asking the server first
+            kind = request.headers.get("content-type", "nothing")
+            refusal = f"content-type: found {kind[:80]!r}; accepted: application/json"
+            return said(request, ApiError(400, refusal, param="content-type"))
+        return said(request, invalid(faults))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 from hadron.errors import HadronError
 from hadron.sampling_params import SamplingParams
 from hadron.server import tools as tooling
-from hadron.server.errors import ApiError, from_error
+from hadron.server.errors import ApiError, from_error, renamed
 from hadron.server.model import Model
 from hadron.server.protocol import ChatRequest, Message, NamedTool, ResponseFormat
 from hadron.tokenizer.answer import AnswerSplitter
@@ -58,11 +58,7 @@ def prepare_chat(
     try:
         return _prepare(model, request, capped=capped, ignored=ignored)
     except ApiError as error:
-        for inner, outer in (names or {}).items():
-            if error.param is not None and (error.param == inner or error.param.startswith((f"{inner}.", f"{inner}["))):
-                error.message = error.message.replace(error.param, outer + error.param[len(inner) :])
-                error.param = outer + error.param[len(inner) :]
-        raise
+        raise renamed(error, names or {}) from error.__cause__
 
 
 def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Sequence[str]) -> Prepared:
@@ -79,7 +75,8 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Seque
     structured = _structured(model, request, tools, choice)
     try:
         text = _render(model, request, tools)
-        wanted = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+        # the older name is the one that clients send beside the newer, not for it
+        wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         ids = model.encode(text, "messages", chat=True)
         prompt = model.check_prompt(ids, "messages", max_tokens=wanted, capped=capped)
         fields: dict[str, Any] = {"max_tokens": wanted, "logprobs": _logprobs(request)}
@@ -89,7 +86,10 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Seque
             fields["stop_token_ids"] = [*(request.stop_token_ids or ()), model.markup.ids[Mark.CALL_END]]
         params = model.params(request, **fields)
     except HadronError as error:
-        raise from_error(error, _blame(request)) from error
+        names = _blame(request)
+        if error.where == "structured_outputs.grammar" and request.structured_outputs is None:
+            names[error.where] = _unusable(model, request)
+        raise from_error(error, names) from error
     return Prepared(
         name, text, prompt, params, request.priority or 0, tooling.parameters(tools) if tools else None,
         (*ignored, *request.ignored),
@@ -99,13 +99,26 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Seque
 def _blame(request: ChatRequest) -> dict[str, str]:
     """What the request called fields that have another name inside."""
     names = {"logprobs": "top_logprobs"}
-    if request.max_tokens is None and request.max_completion_tokens is not None:
+    if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    if request.demands_call:
-        names["structured_outputs"] = "tools"
-    elif not request.structured_outputs and request.response_format:
-        names["structured_outputs"] = "response_format"
+    if not request.structured_outputs and request.response_format:
+        names |= {
+            "structured_outputs": "response_format",
+            "structured_outputs.json": "response_format.json_schema.schema",
+        }
     return names
+
+
+def _unusable(model: Model, request: ChatRequest) -> str:
+    """The field that makes the grammar of calls and answer one which cannot be used."""
+    for index, tool in enumerate(request.tools or ()):
+        assert model.markup is not None
+        own = tooling.grammar([tool.model_dump(exclude_none=True)], model.markup, several=False)
+        try:
+            model.engine.check_params(SamplingParams(structured_outputs={"grammar": own}))
+        except HadronError:
+            return f"tools[{index}].function.parameters"
+    return "tools" if request.demands_call else "response_format.json_schema.schema"
 
 
 def count_tokens(model: Model, request: ChatRequest) -> int:

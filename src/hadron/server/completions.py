@@ -17,6 +17,7 @@ from hadron.server.model import Model
 from hadron.server.protocol import CompletionRequest
 from hadron.server.streaming import DONE, event
 from hadron.server.worker import Generation, Output
+from hadron.tokenizer.detokenizer import Detokenizer
 
 #: Most prompts of one request.
 MOST_PROMPTS = 256
@@ -74,8 +75,10 @@ def _prompts(prompt: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation as far as it has come. offset: characters before the next token, for `text_offset`."""
+    """One continuation as far as it has come. offset: characters before the next token, for `text_offset`;
+    detokenizer: what counts them, None without a tokenizer."""
 
+    detokenizer: Detokenizer | None
     text: str = ""
     tokens: int = 0
     offset: int = 0
@@ -98,7 +101,10 @@ class CompletionAnswer:
         self._generations = generations
         self._id = answer_id
         self._n = prepared[0].params.n
-        self._choices = [_Choice() for _ in range(len(prepared) * self._n)]
+        self._choices = [
+            _Choice(_detokenizer(model, skip_special_tokens=prepared[0].params.skip_special_tokens))
+            for _ in range(len(prepared) * self._n)
+        ]
         self.counts = Counts(sum(len(each.ids) for each in prepared))
 
     async def whole(self) -> dict[str, Any]:
@@ -190,7 +196,7 @@ class CompletionAnswer:
             self.counts.completion += output.token_id is not None
             text += output.text
             if output.logprobs is not None and output.token_id is not None:
-                choice.offset = rows.add(output.token_id, output.logprobs, choice.offset)
+                choice.offset = rows.add(output.token_id, output.logprobs, choice.offset, choice.detokenizer)
         choice.text += text
         piece = {
             "index": number * self._n + outputs[0].index,
@@ -199,6 +205,8 @@ class CompletionAnswer:
             "finish_reason": outputs[-1].finish_reason,
             "stop_reason": outputs[-1].stop_reason,
         }
+        if request.max_tokens == 0 and piece["finish_reason"] == "stop":  # by the token that was dropped
+            piece |= {"finish_reason": "length", "stop_reason": None}
         if first and request.prompt_logprobs is not None and generation.prompt_logprobs is not None:
             piece["prompt_logprobs"] = [
                 None if row is None else {
@@ -217,13 +225,13 @@ class _Rows:
     """The lists of `logprobs`; None where none were asked for."""
 
     def __init__(self, model: Model, most: int | None) -> None:
-        self._tokenizer = model.tokenizer
+        self._model = model
         self._most = most or 0
         self.value: dict[str, list[Any]] | None = (
             None if most is None else {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         )
 
-    def add(self, token: int, row: Row | None, offset: int) -> int:
+    def add(self, token: int, row: Row | None, offset: int, detokenizer: Detokenizer | None) -> int:
         """One token at `offset` of the text; the offset after it."""
         assert self.value is not None
         text = self._text(token)
@@ -235,14 +243,19 @@ class _Rows:
             top = {self._text(i): e.logprob for i, e in likeliest[: self._most]}
         self.value["top_logprobs"].append(top)
         self.value["text_offset"].append(offset)
-        return offset + len(text)
+        return offset + (0 if detokenizer is None else len(detokenizer.push(token)))
 
     def add_prompt(self, ids: Sequence[int], rows: Sequence[Row | None]) -> int:
         """The tokens of a prompt; the offset after them."""
-        offset = 0
+        offset, detokenizer = 0, _detokenizer(self._model, skip_special_tokens=False)
         for token, row in zip(ids, rows, strict=False):
-            offset = self.add(token, row, offset)
+            offset = self.add(token, row, offset, detokenizer)
         return offset
 
     def _text(self, token: int) -> str:
-        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
+        tokenizer = self._model.tokenizer
+        return f"token_id:{token}" if tokenizer is None else tokenizer.token_text(token)
+
+
+def _detokenizer(model: Model, *, skip_special_tokens: bool) -> Detokenizer | None:
+    return None if model.tokenizer is None else Detokenizer(model.tokenizer, skip_special_tokens=skip_special_tokens)

@@ -81,6 +81,17 @@ class ApiError(Exception):
         )  # fmt: skip
 
 
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error with its field called as `names` says, by the longest of them that it begins with."""
+    param = error.param
+    for inner in sorted(names, key=len, reverse=True):
+        if param is not None and (param == inner or param.startswith((f"{inner}.", f"{inner}["))):
+            error.param = names[inner] + param[len(inner) :]
+            error.message = error.message.replace(param, error.param)
+            break
+    return error
+
+
 def from_error(error: Exception, names: Mapping[str, str] | None = None, *, code: str | None = None) -> ApiError:
     """The answer for an exception. names: what the API calls fields that have another name inside. code: of the
     answer, where the request is at fault."""
@@ -88,13 +99,9 @@ def from_error(error: Exception, names: Mapping[str, str] | None = None, *, code
         return error
     if not isinstance(error, HadronError):
         return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
-    where = error.where
-    for inner, outer in (names or {}).items():
-        if where == inner or where.startswith(f"{inner}."):
-            where = outer + where[len(inner) :]
-    message = f"{error.what}: {where}: found {error.found}; accepted: {error.accepted}; {error.hint}"
+    message = f"{error.what}: {error.where}: found {error.found}; accepted: {error.accepted}; {error.hint}"
     if isinstance(error, RequestError | TokenizerError | CapacityError):
-        return ApiError(400, message, param=where, code=code)
+        return renamed(ApiError(400, message, param=error.where, code=code), names or {})
     return ApiError(500, message, code=type(error).__name__)
 
 

@@ -120,10 +120,11 @@ class Gate:
     def _check(self, scope: Scope, headers: Headers) -> None:
         if self._keys and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
             kind, _, key = headers.get("authorization", "").partition(" ")
-            key = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-            presented = key.encode("utf-8", "surrogateescape")
+            given = [key.strip()] if kind.lower() == "bearer" else []
+            given += [headers["x-api-key"]] if "x-api-key" in headers else []
+            presented = [key.encode("latin-1") for key in given]  # the bytes that came
             # all are compared, so that the time says nothing of which was nearly right
-            if sum(secrets.compare_digest(presented, known) for known in self._keys) == 0:
+            if sum(secrets.compare_digest(one, known) for one in presented for known in self._keys) == 0:
                 raise ApiError(
                     401, "the API key is missing or wrong; accepted: `Authorization: Bearer KEY` or `x-api-key: KEY`",
                     code="invalid_api_key",

@@ -1,8 +1,10 @@
-"""A limit on how slowly a request's head may come: uvicorn waits for ever for one that begins and does not end."""
+"""Two things that uvicorn leaves out: it waits for ever for a head that begins and does not end, and it hangs up so
+that the client may never read why."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -10,6 +12,36 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hadron.server.errors import ApiError
+
+#: Seconds for which a client that was still sending when we hung up may read the answer.
+LINGER = 2.0
+
+
+class _Transport:
+    """A transport whose close(), while the client is still sending, ends only what we send and drops what comes until
+    the client ends too or LINGER is over. Bytes that reach a closed socket are answered with a reset, and on a reset
+    the client's system throws away an answer that its program has not read yet (RFC 9112, section 9.6)."""
+
+    def __init__(self, transport: asyncio.Transport, sending: Callable[[], bool], loop: asyncio.AbstractEventLoop):
+        self._transport, self._sending, self._loop = transport, sending, loop
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._sending():
+            self._transport.close()
+            return
+        self.lingers = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER, self._transport.close)
 
 
 def protocol(seconds: int) -> type[H11Protocol]:
@@ -20,10 +52,13 @@ def protocol(seconds: int) -> type[H11Protocol]:
         _too_slow: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            self._outer = _Transport(transport, self._client_sends, self.loop)
+            super().connection_made(self._outer)  # type: ignore[arg-type]
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
+            if self._outer.lingers:
+                return
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self._have_head()
@@ -33,6 +68,10 @@ def protocol(seconds: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_head()
             super().connection_lost(exc)
+
+        def _client_sends(self) -> bool:
+            begun, _ = self.conn.trailing_data
+            return bool(begun) or self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 
         def _expect_head(self) -> None:
             self._too_slow = self.loop.call_later(seconds, self._hang_up)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from hadron.server.errors import ApiError, invalid
+from hadron.server.errors import ApiError, invalid, renamed
 from hadron.server.protocol import Body, ChatRequest, Common, Given, Json
 
 
@@ -108,7 +109,11 @@ class MessagesRequest(CountRequest, Common):
 def as_chat(request: CountRequest) -> ChatRequest:
     """The chat request that means the same; `ApiError` where there is none."""
     switches = dict(request.chat_template_kwargs or {})
-    values: Json = {"model": request.model, "messages": _messages(request), "chat_template_kwargs": switches}
+    values: Json = {
+        "model": request.model,
+        "messages": [message for message, _ in _messages(request)],
+        "chat_template_kwargs": switches,
+    }
     if isinstance(request, MessagesRequest):
         values |= {**request.common, "max_tokens": request.max_tokens, "stop": request.stop_sequences}
     if request.tools:
@@ -126,30 +131,33 @@ def as_chat(request: CountRequest) -> ChatRequest:
             values["response_format"] = {"type": "json_schema", "json_schema": schema}
     if request.messages[-1].role == "assistant":
         values["continue_final_message"] = True
-    return validated(values)
+    return validated(values, error_names(request))
 
 
-def validated(values: Json) -> ChatRequest:
-    """A chat request from another interface's; `ApiError` where a field has a form that chats refuse."""
+def validated(values: Json, names: Mapping[str, str]) -> ChatRequest:
+    """A chat request from another interface's, where fields are called as `names` says; `ApiError` where a field has
+    a form that chats refuse."""
     try:
         return ChatRequest.model_validate(values)
     except ValidationError as error:
         faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
-        raise invalid(faults) from error
+        raise renamed(invalid(faults), names) from error
 
 
-def _messages(request: CountRequest) -> list[Json]:
-    out: list[Json] = []
+def _messages(request: CountRequest) -> list[tuple[Json, str]]:
+    """Messages as chats have them, and which field each is made of."""
+    out: list[tuple[Json, str]] = []
     if request.system:
         text = request.system if isinstance(request.system, str) else "\n".join(part.text for part in request.system)
-        out.append({"role": "system", "content": text})
+        out.append(({"role": "system", "content": text}, "system"))
     for index, message in enumerate(request.messages):
+        where = f"messages[{index}]"
         if isinstance(message.content, str):
-            out.append({"role": message.role, "content": message.content})
+            out.append(({"role": message.role, "content": message.content}, where))
         elif message.role == "assistant":
-            out.append(_assistant(message.content, f"messages[{index}]"))
+            out.append((_assistant(message.content, where), where))
         else:
-            out += _user(message, f"messages[{index}]")
+            out += [(made, where) for made in _user(message, where)]
     return out
 
 
@@ -223,6 +231,15 @@ def _choice(choice: ToolChoice) -> Json:
     return values
 
 
-def error_names() -> dict[str, Any]:
+def error_names(request: CountRequest) -> dict[str, str]:
     """What a chat's fields are called here."""
-    return {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
+    names = {
+        "stop": "stop_sequences",
+        "thinking_budget": "thinking.budget_tokens",
+        "tool_choice.function": "tool_choice",
+        "response_format.json_schema": "output_config.format",
+    }
+    for index in range(len(request.tools or ())):
+        names[f"tools[{index}].function"] = f"tools[{index}]"
+        names[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
+    return names | {f"messages[{index}]": where for index, (_, where) in enumerate(_messages(request))}

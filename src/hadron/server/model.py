@@ -28,6 +28,8 @@ log = logging.getLogger("hadron.server")
 #: Stands where the answer is to go on, while a template renders; from Unicode's private use area.
 _HERE = "\ue000\ue0fe\ue000"
 _ARGUMENTS = ("messages", "tools", "add_generation_prompt")
+#: What vLLM called the kinds of `structured_outputs`: who sends them means to get nothing else.
+_FORMER = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ class Model:
             )
             if (value := getattr(request, name)) is not None
         }  # fmt: skip
+        if former := sorted(_FORMER & set(request.model_extra or ())):
+            raise ApiError(400, f"{former[0]}: accepted: structured_outputs in its place", param=former[0])
         if request.logit_bias is not None:
             given["logit_bias"] = {_bias_id(key): value for key, value in request.logit_bias.items()}
         if request.seed is not None:

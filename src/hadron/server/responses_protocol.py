@@ -116,7 +116,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
             )  # fmt: skip
     values: Json = {
         **request.common,
-        "model": request.model, "messages": _messages(request), "max_tokens": request.max_output_tokens,
+        "model": request.model, "messages": _messages(request)[0], "max_tokens": request.max_output_tokens,
         "stop": request.stop, "thinking_budget": request.thinking_budget,
         "chat_template_kwargs": request.chat_template_kwargs, "parallel_tool_calls": request.parallel_tool_calls,
     }  # fmt: skip
@@ -137,7 +137,7 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
             values["response_format"]["json_schema"] = schema
     if request.top_logprobs or _LOGPROBS in (request.include or ()):
         values |= {"logprobs": True, "top_logprobs": request.top_logprobs}
-    return validated(values)
+    return validated(values, error_names(request))
 
 
 def _tool(index: int, tool: FunctionTool) -> Json:
@@ -153,15 +153,24 @@ def _tool(index: int, tool: FunctionTool) -> Json:
     return {"type": "function", "function": function}
 
 
-def _messages(request: ResponsesRequest) -> list[Json]:
+def _messages(request: ResponsesRequest) -> tuple[list[Json], dict[str, str]]:
+    """Messages as chats have them, and which field each of them, and each of their calls, is made of."""
     out: list[Json] = []
+    names: dict[str, str] = {}
     if request.instructions:
         out.append({"role": "system", "content": request.instructions})
+        names["messages[0]"] = "instructions"
     if isinstance(request.input, str):
-        return [*out, {"role": "user", "content": request.input}]
+        names[f"messages[{len(out)}]"] = "input"
+        return [*out, {"role": "user", "content": request.input}], names
     for index, item in enumerate(request.input):
-        _add(out, item, f"input[{index}]")
-    return out
+        where = f"input[{index}]"
+        _add(out, item, where)
+        names[f"messages[{len(out) - 1}]"] = where
+        if item.type == "function_call":
+            call = len(out[-1]["tool_calls"]) - 1
+            names[f"messages[{len(out) - 1}].tool_calls[{call}].function"] = where
+    return out, names
 
 
 def _add(out: list[Json], item: Item, where: str) -> None:
@@ -224,6 +233,14 @@ def _text(content: str | list[Json] | None, where: str) -> str:
     return "".join(texts)
 
 
-def error_names() -> dict[str, str]:
+def error_names(request: ResponsesRequest) -> dict[str, str]:
     """What a chat's fields are called here."""
-    return {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
+    names = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "tool_choice.function": "tool_choice",
+    }
+    tools = {f"tools[{index}].function": f"tools[{index}]" for index in range(len(request.tools or ()))}
+    return names | tools | _messages(request)[1]

@@ -38,18 +38,29 @@ GOODBYE = 1.0
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's, but any second signal stops it, what it cuts off is told so, and it leaves by returning."""
+    """uvicorn's, but it goes on listening while requests end, so that whoever asks is told; any second signal stops
+    it, what it cuts off is told so, and it leaves by returning."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout: int) -> None:
         super().__init__(config)
         self._worker = worker
         self._drain_timeout = drain_timeout
+        self._drain_until: float | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to leave: asked ten times a second."""
+        if self._worker.draining:
+            now = asyncio.get_running_loop().time()
+            self._drain_until = self._drain_until or now + (self._drain_timeout or float("inf"))
+            self.force_exit = self.force_exit or now >= self._drain_until
+            self.should_exit = self.should_exit or self.force_exit or not self._worker.active
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for requests to end, until `force_exit`."""
+        """Wait for what is left of requests, until `force_exit`."""
         loop = asyncio.get_running_loop()
-        if self._drain_timeout:
-            loop.call_later(self._drain_timeout, self._force)
+        if self._drain_until is not None and self._drain_until != float("inf"):
+            loop.call_at(self._drain_until, self._force)
         await super().shutdown(sockets)
         if self.force_exit:
             self._worker.abandon()
@@ -64,9 +75,8 @@ class _Uvicorn(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second stops."""
         del frame
-        if self.should_exit:
+        if self._worker.draining:
             self.force_exit = True
-        self.should_exit = True
         self._worker.drain()
         log.info("signal %d: %s", sig, "stopping" if self.force_exit else "draining; once more to stop at once")
 
@@ -124,7 +134,6 @@ class Server:
         """What a signal does, from any thread; at_once: the second one."""
         self.worker.drain()
         self._server.force_exit = self._server.force_exit or at_once
-        self._server.should_exit = True
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

@@ -61,7 +61,11 @@ class Service:
     async def prepared(self, prepare: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """What `prepare(model, ...)` gives; in a thread, since long texts take long to tokenize."""
         self.worker.admit(1)
-        return await asyncio.to_thread(prepare, self.model, *arguments, **options)
+        return await self.read(prepare, *arguments, **options)
+
+    async def read(self, read: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """The same for what takes no place in the queue."""
+        return await asyncio.to_thread(read, self.model, *arguments, **options)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """`/v1/chat/completions`."""
@@ -76,7 +80,7 @@ class Service:
         """`/v1/responses`."""
         chat = responses_protocol.as_chat(body)
         prepared = await self.prepared(
-            prepare_chat, chat, capped=True, names=responses_protocol.error_names(), ignored=body.ignored
+            prepare_chat, chat, capped=True, names=responses_protocol.error_names(body), ignored=body.ignored
         )
         generation, answers = self.begin(request, prepared)
         answer_id = f"resp_{record_of(request.scope).request_id}"
@@ -87,7 +91,7 @@ class Service:
         """`/v1/messages`."""
         chat = messages_protocol.as_chat(body)
         prepared = await self.prepared(
-            prepare_chat, chat, capped=True, names=messages_protocol.error_names(), ignored=body.ignored
+            prepare_chat, chat, capped=True, names=messages_protocol.error_names(body), ignored=body.ignored
         )
         generation, answers = self.begin(request, prepared)
         made = MessageAnswer(prepared, answers, f"msg_{record_of(request.scope).request_id}")
@@ -95,14 +99,15 @@ class Service:
 
     async def count(self, body: CountRequest) -> Response:
         """`/v1/messages/count_tokens`."""
-        return answer({"input_tokens": await self.prepared(count_tokens, messages_protocol.as_chat(body))})
+        return answer({"input_tokens": await self.read(count_tokens, messages_protocol.as_chat(body))})
 
     def begin(self, request: Request, prepared: Prepared) -> tuple[Generation, Answers]:
         """Queue a chat; its answers."""
         self._note(record_of(request.scope), [prepared])
         generation = self.worker.generate(
-            prepared.ids, prepared.params, prepared.text, priority=prepared.priority, answer=True
-        )
+            prepared.ids, prepared.params, prepared.text, priority=prepared.priority, answer=True,
+            calls=prepared.tools is not None,
+        )  # fmt: skip
         return generation, Answers(self.model, prepared, generation)
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:

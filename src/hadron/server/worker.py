@@ -103,6 +103,7 @@ class Worker:
         self._ids = count()
         self._seconds = 0.0
         self.draining = False
+        self.dead = False  # the engine's thread ended by an error
         self._ended = False
         self.load = Load(0, 0, 0, 0, 0)
         self.stats = Stats()
@@ -122,7 +123,9 @@ class Worker:
     def abandon(self) -> None:
         """Tell everybody who waits that nothing more will come."""
         self._ended = True
-        error = ApiError(503, "the server was stopped before the answer was complete", code="shutting_down")
+        self._fail_all(ApiError(503, "the server was stopped before the answer was complete", code="shutting_down"))
+
+    def _fail_all(self, error: ApiError) -> None:
         for generation in self._live.values():
             generation.put([_failure(0, error)], time.monotonic())
 
@@ -143,7 +146,10 @@ class Worker:
         return sum(generation.open for generation in self._live.values())
 
     def admit(self, continuations: int, *, begun: bool = False) -> None:
-        """`ApiError` 429 where so many more would be too many, 503 while the server ends; begun: once it has."""
+        """`ApiError` 429 where so many more would be too many, 503 while the server ends, 500 once the engine has
+        died; begun: the request came before the end."""
+        if self.dead:
+            raise self._no_engine()
         if self._ended or (self.draining and not begun):
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self._wait)
         if self.active and self.active + continuations > self._most:
@@ -163,6 +169,7 @@ class Worker:
         *,
         priority: int = 0,
         answer: bool = False,
+        calls: bool = False,
         admitted: bool = False,
     ) -> Generation:
         """Queue a request that has begun, with checked prompt and parameters. admitted: `admit` has been asked."""
@@ -175,7 +182,7 @@ class Worker:
         def add(engine: Engine) -> None:
             try:
                 generation.requests = engine.add_all(
-                    request_id, ids, params, prompt, priority=priority, answer=answer
+                    request_id, ids, params, prompt, priority=priority, answer=answer, calls=calls
                 )  # fmt: skip
             except Exception as error:
                 for name in (request_id, *(f"{request_id}-{i}" for i in range(1, params.n))):
@@ -218,6 +225,13 @@ class Worker:
         engine = assembled.engine
         self.stats, self.load = engine.stats, engine.load
         self._call(_settle, self._loaded, assembled, None)
+        try:
+            self._serve(engine)
+        except BaseException:
+            log.critical("the engine ended, and nothing can be answered any more", exc_info=True)
+            self._call(self._die)
+
+    def _serve(self, engine: Engine) -> None:
         going = True
         while going:
             try:
@@ -288,6 +302,15 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     # the event loop again
+
+    def _die(self) -> None:
+        self.dead = True
+        self._fail_all(self._no_engine())
+
+    @staticmethod
+    def _no_engine() -> ApiError:
+        return ApiError(500, "the engine ended by an error of its own; the server must be started again (its log says "
+                        "what happened)", code="engine_dead")  # fmt: skip
 
     def _receive(self, batch: list[tuple[Generation, list[Output]]]) -> None:
         now = time.monotonic()

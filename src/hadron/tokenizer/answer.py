@@ -161,6 +161,7 @@ class AnswerSplitter:
         self._pieces = PieceSplitter(is_open=is_open, after_mark=markup.ends_with_mark(prompt), tools=tools)
         self._thinking = is_open
         self._marks = markup.marks
+        self._ends = {Mark.THINK_END} if tools is None else {Mark.THINK_END, Mark.CALL}
         self.reasoning_tokens = 0
 
     @property
@@ -171,9 +172,9 @@ class AnswerSplitter:
     def push(self, token: int | None, text: str) -> list[Part]:
         """token: the next one, if any. text: what became certain with it."""
         mark = None if token is None else self._marks.get(token)
-        self._thinking = self._thinking or mark is Mark.THINK
+        self._thinking = self._thinking and mark not in self._ends
         self.reasoning_tokens += self._thinking and token is not None
-        self._thinking = self._thinking and mark is not Mark.THINK_END
+        self._thinking = self._thinking or mark is Mark.THINK
         return self._pieces.push(self._text.push(token, text))
 
     def finish(self, *, complete: bool) -> list[Part]:

@@ -105,6 +105,20 @@ def _referred(reference: str, root: Any) -> Any:
     return place
 
 
+def follow(schema: Any, root: Any) -> Mapping[str, Any]:
+    """The schema that a JSON schema's `$ref` leads to, with what stands beside it; empty for what is none."""
+    for _ in range(_DEPTH):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        target = _referred(reference, root)
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**target, **beside} if isinstance(target, Mapping) else beside
+    return {}
+
+
 class Parameters:
     """The parameters of a function, by its JSON schema; None: nothing is known of them."""
 
