@@ -9,7 +9,14 @@ const LaneOps& lane_ops(const Kernels& level) {
     if (&level == &avx512_bf16::kKernels) return avx512_bf16::kLaneOps;
 #endif
 #if defined(HADRON_AMX)
-    if (&level == &avx512_amx::kKernels) return avx512_amx::kLaneOps;
+    if (&level == &avx512_amx::kKernels) {
+        static const LaneOps ops = [] {
+            LaneOps made = avx512_bf16::kLaneOps;
+            made.half = &avx512_amx::kHalf;
+            return made;
+        }();
+        return ops;
+    }
 #endif
     (void)level;
     return baseline::kLaneOps;

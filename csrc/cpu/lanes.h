@@ -77,7 +77,7 @@ extern const LaneOps kLaneOps;
 #endif
 #if defined(HADRON_AMX)
 namespace avx512_amx {
-extern const LaneOps kLaneOps;
+extern const RowOps kHalf;  // all that differs from avx512_bf16
 }
 #endif
 

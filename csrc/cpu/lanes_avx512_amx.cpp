@@ -149,16 +149,8 @@ void mix(const uint8_t* values, const float* weights, int64_t count, int64_t col
     }
 }
 
-const RowOps kHalf = {query_bytes, pack_queries, dots, value_bytes, pack_values, mix};
-
-LaneOps with_tiles() {
-    LaneOps ops = avx512_bf16::kLaneOps;
-    ops.half = &kHalf;
-    return ops;
-}
-
 }  // namespace
 
-const LaneOps kLaneOps = with_tiles();
+constinit const RowOps kHalf = {query_bytes, pack_queries, dots, value_bytes, pack_values, mix};
 
 }  // namespace hadron::avx512_amx

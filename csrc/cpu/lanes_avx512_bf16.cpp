@@ -328,11 +328,11 @@ void absorb(const Weight& w, int64_t first, int64_t count, const float* const* q
     chosen(w, first, count, q, tokens, out, scratch);
 }
 
-const RowOps kHalf = {query_bytes, pack_queries, dots, value_bytes, pack_values, mix};
+constinit const RowOps kHalf = {query_bytes, pack_queries, dots, value_bytes, pack_values, mix};
 
 }  // namespace
 
-const LaneOps kLaneOps = {
+constinit const LaneOps kLaneOps = {
     {portable::query_bytes, portable::pack_queries, portable::dots, portable::value_bytes,
      portable::pack_values, portable::mix},
     &kHalf,

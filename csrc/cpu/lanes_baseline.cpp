@@ -10,6 +10,6 @@ namespace {
 #include "lanes_portable.inc"
 }  // namespace
 
-const LaneOps kLaneOps = HADRON_LANE_OPS;
+constinit const LaneOps kLaneOps = HADRON_LANE_OPS;
 
 }  // namespace hadron::baseline

@@ -7,6 +7,7 @@ namespace {
 #include "portable.inc"
 }  // namespace
 
-const Kernels kKernels = {"avx512", order, prepared_bytes, prepare, scratch_bytes, rows, gate, dequantize};
+constinit const Kernels kKernels = {"avx512",      order, prepared_bytes, prepare,
+                                    scratch_bytes, rows,  gate,           dequantize};
 
 }  // namespace hadron::avx512

@@ -330,7 +330,7 @@ int64_t scratch_bytes(const Weight& w, int64_t tokens) {
 
 }  // namespace
 
-const Kernels kKernels = {"avx512_bf16", order, prepared_bytes, prepare,
-                          scratch_bytes, rows,  portable::gate, portable::dequantize};
+constinit const Kernels kKernels = {"avx512_bf16", order, prepared_bytes, prepare,
+                                    scratch_bytes, rows,  portable::gate, portable::dequantize};
 
 }  // namespace hadron::avx512_bf16

@@ -7,6 +7,6 @@ namespace {
 #include "ops_portable.inc"
 }  // namespace
 
-const SmallOps kSmallOps = HADRON_SMALL_OPS("avx2");
+constinit const SmallOps kSmallOps = HADRON_SMALL_OPS("avx2");
 
 }  // namespace hadron::avx2

@@ -7,6 +7,6 @@ namespace {
 #include "ops_portable.inc"
 }  // namespace
 
-const SmallOps kSmallOps = HADRON_SMALL_OPS("avx512");
+constinit const SmallOps kSmallOps = HADRON_SMALL_OPS("avx512");
 
 }  // namespace hadron::avx512

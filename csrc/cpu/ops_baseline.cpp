@@ -7,6 +7,6 @@ namespace {
 #include "ops_portable.inc"
 }  // namespace
 
-const SmallOps kSmallOps = HADRON_SMALL_OPS("baseline");
+constinit const SmallOps kSmallOps = HADRON_SMALL_OPS("baseline");
 
 }  // namespace hadron::baseline
