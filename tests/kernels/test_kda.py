@@ -105,7 +105,8 @@ def test_a_convolution_splits_anywhere(at: int) -> None:
     whole, last = short_convolution(x, window, weight)
     first, window = short_convolution(x[:at], window, weight)
     second, window = short_convolution(x[at:], window, weight)
-    assert torch.equal(torch.cat([first, second]), whole)
+    # torch takes a SiLU's last elements by other code than the rest
+    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=0, atol=1e-6)
     assert torch.equal(window, last)
 
 
