@@ -23,7 +23,7 @@ from hadron.cache.spec import CacheSpec, LayerCache
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
 from hadron.kernels.provider import Provider
-from hadron.layers.logits import Logits
+from hadron.layers.logits import Logits, Questions
 from hadron.sampling_params import SamplingParams
 
 BARS = {1: 0.3, 64: 2.0}  # requests -> milliseconds
@@ -43,9 +43,8 @@ class MockModel:
         # peaked as a model's are: of 154,880 tokens 64 hold 0.97 of the chance
         self._row = 6 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
         self._rows = self._row.repeat(64, 1)
-        kernels = Provider({"lm_head": "cpu"})
-        # bound once, as a head's
-        self._best, self._ranks = (kernels.function("lm_head", name) for name in ("best", "ranks"))
+        found = Questions.of(Provider({"lm_head": "cpu"}))  # bound once, as a head's
+        self._best, self._questions = found.best, found._replace(best=self._timed_best)
         self.kernel_ms = 0.0
 
     def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
@@ -57,7 +56,7 @@ class MockModel:
 
     def head(self, hidden: torch.Tensor) -> Logits:
         """The same row for each."""
-        return Logits(self._rows[: hidden.shape[0]], self._timed_best, self._ranks)
+        return Logits(self._rows[: hidden.shape[0]], self._questions)
 
     def _timed_best(self, *given: Any, **options: Any) -> Any:
         began = time.perf_counter()

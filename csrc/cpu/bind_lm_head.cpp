@@ -1,4 +1,5 @@
-// What is asked of rows of logits: the best of each, the sum of its exponentials, and the ranks of given ids.
+// What is asked of rows of logits: the best of each, the sum of its exponentials, a token drawn among the
+// best, and the ranks of given ids.
 //
 // A row is taken in blocks of one size, put together in order: bits do not depend on rows or threads. The sum
 // is most of the work, and left out where nobody asks for it.
@@ -110,6 +111,41 @@ void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int6
     }
 }
 
+// How a token is drawn: as the definition's columns.
+struct Chance {
+    double temperature, top_p, min_p, number;
+};
+
+// The token of a row by chance, -1 where it may be one that is not given. values: the likeliest, in order.
+// log_sum: of the whole row, null where these are all. passed: scratch [count].
+int64_t drawn(const int64_t* ids, const float* values, int64_t count, const Chance& chance,
+              const double* log_sum, double* passed) {
+    int64_t last = -1;  // the last that may come: the first always, then while top_p is not reached
+    double all = 0.0, least = 0.0;
+    const auto weight = [&](int64_t i) {
+        return std::exp((static_cast<double>(values[i]) - static_cast<double>(values[0])) /
+                        chance.temperature);
+    };
+    for (int64_t i = 0; i < count; ++i) {
+        const double own = weight(i);
+        all += own;
+        passed[i] = all;
+        if (i > 0 && last < 0 && own < chance.min_p) last = i - 1;
+    }
+    if (last < 0) last = count - 1;
+    if (log_sum != nullptr) least = std::exp(*log_sum);
+    const double total = all > least ? all : least;
+    for (int64_t i = 0; i < last; ++i) {
+        if (!(passed[i] < chance.top_p * total)) last = i;
+    }
+    const bool all_may = chance.top_p == 1.0 && chance.min_p == 0.0, open = log_sum != nullptr;
+    const double below = chance.number * (open && all_may ? total : passed[last]);
+    int64_t at = 0;
+    while (at < count && passed[at] <= below) ++at;
+    if (open && (at == count || (!all_may && last + 1 == count))) return -1;
+    return ids[std::min(at, last)];
+}
+
 // ids, ranks [rows][count].
 void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* ids, int64_t count,
               int64_t* ranks, int threads) {
@@ -150,5 +186,19 @@ void bind_lm_head(nb::module_& m) {
         }
         nb::gil_scoped_release release;
         ranks_of(at<const float>(logits), rows, size, asked, count, at<int64_t>(ranks), threads);
+    });
+    m.def("draw_logits", [](uintptr_t ids, uintptr_t values, int64_t rows, int64_t count, uintptr_t chances,
+                            uintptr_t sums, uintptr_t tokens) {
+        const auto* asked = at<const Chance>(chances);
+        if (count < 1) throw std::invalid_argument("a token is drawn among one at least");
+        for (int64_t r = 0; r < rows; ++r) {
+            if (!(asked[r].temperature > 0)) throw std::invalid_argument("a temperature is above 0");
+        }
+        std::vector<double> passed(static_cast<size_t>(count));
+        for (int64_t r = 0; r < rows; ++r) {
+            at<int64_t>(tokens)[r] =
+                drawn(at<const int64_t>(ids) + r * count, at<const float>(values) + r * count, count,
+                      asked[r], sums ? at<const double>(sums) + r : nullptr, passed.data());
+        }
     });
 }

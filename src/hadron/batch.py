@@ -9,9 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise, repeat
+from operator import add
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -20,8 +21,7 @@ from hadron.cache.pages import Pages, slot_mapping
 from hadron.cache.states import States
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStep:
+class RequestStep(NamedTuple):
     """Tokens of one request, whose cache has grown to hold them.
 
     drafts: how many of them, at the end, are guesses. start: the position of the first, by default the next.
@@ -118,7 +118,8 @@ class Verification:
 class ForwardBatch:
     """token_ids, positions, request_of_token, slots: int64 [tokens], request after request.
 
-    query_lens: new tokens of each request. context_lens: tokens it had before. block_tables: int64
+    query_lens: new tokens of each request. context_lens: tokens it had before. sequence_lens: after this step.
+    query_starts: its first row among the tokens, and the end of the last. block_tables: int64
     [requests, pages], -1 beyond a request's own. slots: where each token's rows go. state_slots: one a
     request. pages, states: the caches, which a forward pass writes. selections: None, or where the
     choices of the step's only request are kept or come from. verification: None where no token is a guess.
@@ -130,6 +131,8 @@ class ForwardBatch:
     slots: torch.Tensor
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
+    sequence_lens: tuple[int, ...]
+    query_starts: tuple[int, ...]
     block_tables: torch.Tensor
     state_slots: tuple[int, ...]
     pages: Pages
@@ -143,24 +146,14 @@ class ForwardBatch:
         return self.token_ids.shape[0]
 
     @property
-    def sequence_lens(self) -> tuple[int, ...]:
-        """Tokens of each request after this step."""
-        return tuple(c + q for c, q in zip(self.context_lens, self.query_lens, strict=True))
-
-    @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Rows (first, end) of each request among the tokens."""
-        ends, total = [], 0
-        for length in self.query_lens:
-            ends.append((total, total + length))
-            total += length
-        return tuple(ends)
+        return tuple(pairwise(self.query_starts))
 
     def check_stamps(self) -> None:
         """Assert that every state has seen exactly its request's context."""
-        for slot, context in zip(self.state_slots, self.context_lens, strict=True):
-            stamp = self.states.stamp(slot)
-            assert stamp == context, f"state slot {slot} has seen {stamp} tokens, its request {context}"
+        seen = self.states.stamps(self.state_slots)
+        assert seen == self.context_lens, f"states have seen {seen} tokens, their requests {self.context_lens}"
 
     def advance(self) -> None:
         """Stamp the states with the tokens they have seen after this step; those of requests that are verified
@@ -211,7 +204,7 @@ class ForwardBatch:
 
     def _rows(self, rows: Sequence[torch.Tensor], requests: range) -> list[torch.Tensor]:
         """Those of some of the requests, one after another in the batch."""
-        first, end = self.ranges[requests.start][0], self.ranges[requests.stop - 1][1]
+        first, end = self.query_starts[requests.start], self.query_starts[requests.stop]
         return [x[first:end] for x in rows]
 
     @property
@@ -237,40 +230,47 @@ def make_batch(
     """
     assert selections is None or len(steps) == 1, "selections are those of one request"
     assert steps and all(len(step.token_ids) for step in steps), "a step needs a token for every request"
-    size = pages.page_size
-    slots: list[int] = []
-    positions: list[int] = []
-    owners: list[int] = []
-    for i, step in enumerate(steps):
-        count, start = len(step.token_ids), step.first
-        slots += slot_mapping(step.cache.block_table, start, count, size, pages.blocks)
-        positions += range(start, start + count)
-        owners += [i] * count
-    state_slots = tuple(step.cache.state_slot for step in steps)
-    assert len(set(slots)) == len(slots) and len(set(state_slots)) == len(state_slots), "requests share a cache"
-    tables, width = array("q"), max(len(step.cache.block_table) for step in steps)
-    for step in steps:  # thousands of numbers behind long contexts: never one by one
-        tables.extend(step.cache.block_table)
-        tables.extend(_ABSENT * (width - len(step.cache.block_table)))
+    size, n = pages.page_size, len(steps)
+    query_lens = tuple([len(step.token_ids) for step in steps])
+    context_lens = tuple([step.first for step in steps])
+    sequence_lens = tuple(map(add, context_lens, query_lens))
+    starts = (0, *accumulate(query_lens))
+    state_slots = tuple([step.cache.state_slot for step in steps])
+    assert len(set(state_slots)) == n, "requests share a state"
+
+    width = max([len(step.cache.block_table) for step in steps])
+    written: list[int] = []
+    tokens, positions, owners, slots, tables = (array("q") for _ in range(5))
+    for i, (step, first, end) in enumerate(zip(steps, context_lens, sequence_lens, strict=True)):
+        table = step.cache.block_table
+        written += table[first // size : (end - 1) // size + 1]
+        tokens.extend(step.token_ids)
+        positions.extend(range(first, end))
+        owners.extend(repeat(i, end - first))
+        slots += slot_mapping(table, first, end - first, size, pages.blocks)
+        tables += table  # thousands of numbers behind long contexts: never one by one
+        tables += _ABSENT * (width - len(table))
+    assert len(set(written)) == len(written), "requests share a page that is written"
 
     if selections is not None:
-        selections.begin(steps[0].first)
+        selections.begin(context_lens[0])
     guessing = [i for i, step in enumerate(steps) if step.drafts]
     verification = Verification(range(guessing[0], guessing[-1] + 1)) if guessing else None
     assert verification is None or len(guessing) == len(verification.requests), "requests with guesses lie apart"
 
-    def ints(values: Sequence[int]) -> torch.Tensor:
-        # by numpy, which reads lists several times as fast
-        return torch.from_numpy(np.array(values, np.int64)).to(pages.device)
+    def ints(values: array[int]) -> torch.Tensor:
+        return torch.frombuffer(values, dtype=torch.int64).to(pages.device)
 
     return ForwardBatch(
-        token_ids=ints([token for step in steps for token in step.token_ids]),
+        token_ids=ints(tokens),
         positions=ints(positions),
         request_of_token=ints(owners),
         slots=ints(slots),
-        query_lens=tuple(len(step.token_ids) for step in steps),
-        context_lens=tuple(step.first for step in steps),
-        block_tables=ints(tables).view(len(steps), width),
+        query_lens=query_lens,
+        context_lens=context_lens,
+        sequence_lens=sequence_lens,
+        query_starts=starts,
+        block_tables=ints(tables).view(n, width),
         state_slots=state_slots,
         pages=pages,
         states=states,

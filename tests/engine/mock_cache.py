@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hadron.cache.blocks import BlockPool
@@ -141,7 +140,7 @@ class MockEngine:
         kept = step.token_ids[: max(1, said)]
         seen, value = self.states.values[step.cache.state_slot]
         self.states.values[step.cache.state_slot] = (seen + len(kept), digest(kept, value))
-        return replace(step, token_ids=kept, drafts=0)
+        return step._replace(token_ids=kept, drafts=0)
 
     def guesses(self, request: Request) -> list[int]:
         """As many as would be of use, right up to a random place."""

@@ -17,7 +17,7 @@ from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Request
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
-from hadron.layers.logits import Logits
+from hadron.layers.logits import Logits, Questions
 from hadron.sampling_params import SamplingParams
 from tests.kernels.levels import needs_native
 
@@ -69,6 +69,10 @@ def check_draws(row: np.ndarray, params: SamplingParams, positions: range, kerne
             assert sampler.choose(logits, params, seed=5, position=position).token == expected
 
 
+EITHER = pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_native)])
+
+
+@EITHER
 @settings(max_examples=300, deadline=None)
 @given(
     SPACED,
@@ -78,12 +82,13 @@ def check_draws(row: np.ndarray, params: SamplingParams, positions: range, kerne
     st.sampled_from([0.0, 0.05, 1.0]),
 )
 def test_draws_are_those_of_the_definition(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+    kernels: str, logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    check_draws(logits, filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p), range(12), Provider())
+    params = filled(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_draws(logits, params, range(12), Provider({"lm_head": kernels}))
 
 
-@pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_native)])
+@EITHER
 @pytest.mark.parametrize("sharp", [0.02, 1, 3])
 @pytest.mark.parametrize(
     "asked",
@@ -105,17 +110,19 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
     random = np.random.default_rng(seed)
     rows = random.normal(scale=3, size=(2 * count, vocabulary)).astype(np.float32)
     logits = Logits.of(torch.from_numpy(rows), Provider())
-    asked = {
-        i: sampler.Asked(range(2 * i, 2 * i + 1 + i % 2), filled(
+    asked = {}
+    for i in range(count):
+        params = filled(
             temperature=float(random.choice([0, 0.3, 1])), top_k=int(random.choice([0, 2, 5])),
             top_p=float(random.choice([1, 0.9])), min_p=float(random.choice([0, 0.1])),
-        ), int(random.integers(1 << 62)), int(random.integers(1000)), ruled and i == 1)
-        for i in range(count)
-    }  # fmt: skip
+        )  # fmt: skip
+        kind = sampler.Kind.of(params, vocabulary, ruled=ruled and i == 1)
+        seed, position = int(random.integers(1 << 62)), int(random.integers(1000))
+        asked[i] = sampler.Asked(range(2 * i, 2 * i + 1 + i % 2), params, seed, position, kind)
     for i, found in sampler.likeliest(logits, asked).items():
         own = asked[i]
         for turn, (row, known) in enumerate(zip(own.rows, found, strict=True)):
-            if own.ruled:
+            if own.kind.ruled:
                 assert known.token is None
                 continue
             options = {"seed": own.seed, "position": own.position + turn}
@@ -246,10 +253,12 @@ def test_logits_that_are_not_finite_fail_the_request(temperature: float, value: 
 )  # fmt: skip
 def test_no_row_is_taken_as_a_whole(asked: dict[str, Any]) -> None:
     row = np.random.default_rng(3).normal(size=500).astype(np.float32)
-    best = Provider().function("lm_head", "best")
+    questions = Questions.of(Provider())
     out_of_reach: Any = None
     shape_only: Any = SimpleNamespace(shape=(1, len(row)))
-    kept = Logits(shape_only, lambda _, *rest, **asked: best(torch.from_numpy(row)[None], *rest, **asked), out_of_reach)
+    kept = Logits(shape_only, questions._replace(
+        best=lambda _, *rest, **asked: questions.best(torch.from_numpy(row)[None], *rest, **asked), ranks=out_of_reach,
+    ))  # fmt: skip
     for position in range(20):
         expected = sampler.choose(held(row), filled(**asked), seed=1, position=position)
         assert sampler.choose(kept, filled(**asked), seed=1, position=position) == expected

@@ -160,3 +160,34 @@ def test_any_shape(count: int, size: int, best: int, seed: int, threads: int) ->
     assert torch.allclose(found[2], expected[2], rtol=0, atol=3e-7) and not found[3].any()
     asked = torch.randint(0, size, (count, 3), generator=generator(seed))
     assert torch.equal(native.ranks(logits, asked, threads=threads), reference.ranks(logits, asked))
+
+
+@pytest.mark.parametrize("among_all", [False, True])
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(1, 9), st.integers(1, 70))
+def test_draws_equal_their_definition(among_all: bool, seed: int, rows: int, count: int) -> None:
+    g = generator(seed)
+    logits = (4 * torch.randn(rows, count + 200 * among_all, generator=g)).sort(descending=True).values
+
+    def any_of(*choices: float) -> torch.Tensor:
+        return torch.tensor(choices, dtype=torch.float64)[torch.randint(len(choices), (rows,), generator=g)]
+
+    temperature = any_of(0.3, 1.0, 2.0, 1e-9)
+    number = torch.rand(rows, generator=g, dtype=torch.float64)
+    chances = torch.stack([temperature, any_of(1.0, 0.95, 0.3), any_of(0.0, 0.0, 0.05, 1.0), number], dim=1)
+    ids = torch.stack([torch.randperm(1000, generator=g)[:count] for _ in range(rows)])
+    totals = ((logits.double() - logits[:, :1]) / temperature[:, None]).logsumexp(-1) if among_all else None
+    found = native.draw(ids, logits[:, :count], chances, totals)
+    assert torch.equal(found, reference.draw(ids, logits[:, :count], chances, totals))
+    assert found.dtype is torch.int64 and ((found == -1) | (found[:, None] == ids).any(1)).all()
+    alone = [native.draw(ids[i : i + 1], logits[i : i + 1, :count], chances[i : i + 1].clone(),
+                         None if totals is None else totals[i : i + 1].clone()) for i in range(rows)]  # fmt: skip
+    assert torch.equal(torch.cat(alone), found)
+
+
+def test_draws_refuse_what_would_read_elsewhere() -> None:
+    one = torch.ones(1, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="among one at least"):
+        native.draw(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), one)
+    with pytest.raises(ValueError, match="temperature"):
+        native.draw(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), one * 0)

@@ -42,8 +42,10 @@ def split_decodes_and_prefills(query_lens: Sequence[int], decode_threshold: int)
     """
     if decode_threshold < 1:
         raise ValueError(f"decode threshold {decode_threshold}: at least 1")
-    if any(length < 1 for length in query_lens):
+    if min(query_lens, default=1) < 1:
         raise ValueError(f"query lengths {tuple(query_lens)}: at least 1 each")
+    if max(query_lens, default=0) <= decode_threshold:
+        return BatchSplit(len(query_lens), 0, sum(query_lens), 0)
     decodes = next((i for i, length in enumerate(query_lens) if length > decode_threshold), len(query_lens))
     if any(length <= decode_threshold for length in query_lens[decodes:]):
         raise ValueError(f"query lengths {tuple(query_lens)}: decodes (at most {decode_threshold}) must come first")
@@ -220,12 +222,11 @@ class AttentionBackend(ABC):
         split = split_decodes_and_prefills(batch.query_lens, self.decode_threshold)
         lens = batch.sequence_lens
         prefill = self._dense_prefill(split, batch.query_lens, lens)
-        starts = [0, *(end for _, end in batch.ranges)]
         return AttentionMetadata(
             *split,
             query_lens=batch.query_lens,
             sequence_lens=lens,
-            query_starts=torch.tensor(starts, device=batch.positions.device),
+            query_starts=torch.tensor(batch.query_starts, device=batch.positions.device),
             request_of_token=batch.request_of_token,
             positions=batch.positions,
             slots=batch.slots,

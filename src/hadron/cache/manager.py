@@ -266,9 +266,12 @@ class CacheManager:
             self.prefixes.add(content, PrefixState(slot, sequence.tokens, passing))
         return content
 
-    def can_grow(self, sequence: SequenceCache, tokens: int) -> bool:
-        """Whether there are blocks for `tokens` more than are committed."""
-        return self._lacking(sequence, tokens) <= self.blocks.free_blocks
+    def try_grow(self, sequence: SequenceCache, tokens: int) -> bool:
+        """Make room for `tokens` more than are committed; False, and no change, where there are no blocks for that."""
+        if self._lacking(sequence, tokens) > self.blocks.free_blocks:
+            return False
+        self.grow(sequence, tokens)
+        return True
 
     def grow(self, sequence: SequenceCache, tokens: int) -> None:
         """Make room for `tokens` more than are committed, or `CapacityError` and no change."""

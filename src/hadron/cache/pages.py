@@ -7,6 +7,7 @@ them around. FP8 rows are bytes here: who writes and reads them (`attention`) kn
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -14,15 +15,17 @@ import torch
 from hadron.cache.spec import FP8, CacheSpec
 
 
-def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: int, blocks: int) -> list[int]:
+def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: int, blocks: int) -> array[int]:
     """The slots of positions start .. start+count-1 of a sequence; `IndexError` outside table or cache."""
-    slots = []
-    for position in range(start, start + count):
-        page, offset = divmod(position, page_size)
+    slots, end = array("q"), start + count
+    while start < end:
+        page, offset = divmod(start, page_size)
         if not 0 <= page < len(block_table) or not 0 <= block_table[page] < blocks:
             held = f"{len(block_table)} pages" if page >= len(block_table) else f"block {block_table[page]}"
-            raise IndexError(f"position {position} lies in page {page}: the table has {held} of {blocks} blocks")
-        slots.append(block_table[page] * page_size + offset)
+            raise IndexError(f"position {start} lies in page {page}: the table has {held} of {blocks} blocks")
+        first, most = block_table[page] * page_size + offset, min(page_size - offset, end - start)
+        slots.extend(range(first, first + most))
+        start += most
     return slots
 
 

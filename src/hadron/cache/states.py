@@ -45,6 +45,10 @@ class States:
         """Tokens the state in `slot` has seen."""
         return self._stamps[self._checked(slot)]
 
+    def stamps(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """`stamp` of each."""
+        return tuple([self._stamps[self._checked(slot)] for slot in slots])
+
     def advance(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Stamp each slot with the tokens its sequence has now; called once a forward pass, at its end."""
         for slot, count in zip(slots, tokens, strict=True):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from hadron.engine.logit_rules import LogitRules
 from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
 from hadron.engine.runner import Ran, Runner
-from hadron.engine.sampler import Asked, Likeliest
+from hadron.engine.sampler import Asked, Kind, Likeliest
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
 from hadron.engine.structured import Grammars
@@ -31,7 +33,7 @@ from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """A generated token, or the end of a request without one (token_id None).
 
@@ -44,6 +46,13 @@ class TokenEvent:
     text: str
     finish_reason: str | None
     index: int = 0
+
+
+class _Sampling(NamedTuple):
+    """How the tokens of a request are chosen. rules: None where it changes nothing about its logits."""
+
+    kind: Kind
+    rules: LogitRules | None
 
 
 class Engine:
@@ -66,7 +75,7 @@ class Engine:
         self._runner = runner
         self._prompt_only = frozenset(prompt_only)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
-        self._rules: dict[str, LogitRules] = {}
+        self._sampling: dict[str, _Sampling] = {}
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
@@ -201,8 +210,8 @@ class Engine:
         if params.thinking_budget is not None and self._grammars is not None:
             ends = self._grammars.thought_ends(ids, calls=calls)
         rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
-        if not rules.idle:
-            self._rules[request_id] = rules
+        kind = Kind.of(params, self._vocabulary, ruled=not rules.idle)
+        self._sampling[request_id] = _Sampling(kind, None if rules.idle else rules)
         self._scheduler.add(request)
         return request
 
@@ -252,10 +261,12 @@ class Engine:
         known = self._likeliest(steps, ran)
         taken = enumerate(zip(steps, ran.rows, faults, strict=True))
         said = [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
-        steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
-        guesses = propose(self._runner, ran, steps)
+        guesses: list[list[int]] = []
+        if (drafter := self._runner.drafter) is not None:
+            steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
+            guesses = propose(drafter, ran, steps)
         self._scheduler.commit(steps)
-        for step, own in zip(steps, guesses, strict=True):
+        for step, own in zip_longest(steps, guesses):
             if step.request.is_finished:
                 self._release(step.request)
             elif own:
@@ -292,8 +303,8 @@ class Engine:
             if step.last:
                 request = step.request
                 rows = ran.rows[i][-1 - step.drafts :]
-                ruled = request.request_id in self._rules
-                asked[i] = Asked(rows, request.params, request.seed, request.num_tokens, ruled)
+                kind = self._sampling[request.request_id].kind
+                asked[i] = Asked(rows, request.params, request.seed, request.num_tokens, kind)
         return {} if ran.logits is None else sampler.likeliest(ran.logits, asked)
 
     def _take(
@@ -304,20 +315,24 @@ class Engine:
         rows: its own of the logits; known: of the last of them, and of those of its guesses. The first token that is
         not the guess is the last one.
         """
-        request, events = step.request, list[TokenEvent]()
+        request = step.request
+        events: list[TokenEvent] = []
         try:
             if fault is not None:
                 raise not_finite(fault)
             if logits is None or not rows:
                 return events
-            if request.wants_prompt_logprobs:
+            if request.params.prompt_logprobs is not None and request.wants_prompt_logprobs:
                 all_rows = logits.rows(rows.start, rows.stop)
                 self._take_prompt(request, all_rows, step.cache.tokens - len(all_rows) + 1)
             if known is None:
                 return events
-            for i, (row, own) in enumerate(zip(rows[-1 - step.drafts :], known, strict=True)):
-                events.append(self._accept(request, logits.rows(row, row + 1), own))
-                if request.is_finished or events[-1].token_id not in step.guesses[i : i + 1]:
+            if not step.drafts:
+                events.append(self._accept(request, logits, rows[-1], known[0]))
+                return events
+            for row, own, guess in zip_longest(rows[-1 - step.drafts :], known, step.guesses):
+                events.append(self._accept(request, logits, row, own))
+                if request.is_finished or events[-1].token_id != guess:
                     break
         except (NumericsError, RequestError) as error:
             events.append(self._fail(request, error))
@@ -341,21 +356,25 @@ class Engine:
         rows = logits.rows(known - first, known - first + len(expected))
         request.prompt_logprobs += map(self._with_text, sampler.prompt_logprobs(rows, expected, most, position=known))
 
-    def _accept(self, request: Request, logits: Logits, known: Likeliest) -> TokenEvent:
-        rules = self._rules.get(request.request_id)
-        also = () if request.scoring is None else request.scoring.candidates
-        choice = sampler.choose(
-            logits, request.params, seed=request.seed, position=request.num_tokens, rules=rules, known=known, also=also
-        )
-        complete = False
-        if rules is not None and rules.matcher is not None:
-            rules.matcher.accept(choice.token)
-            complete = rules.matcher.finished
-        row = None if choice.logprobs is None else self._with_text(choice.logprobs)
-        text = request.append(choice.token, row, complete=complete)
+    def _accept(self, request: Request, logits: Logits, row: int, known: Likeliest) -> TokenEvent:
+        """The token that `row` of the logits decides."""
+        token, logprobs, complete = known.token, None, False
+        if token is None or request.params.logprobs is not None:
+            rules = self._sampling[request.request_id].rules
+            choice = sampler.choose(
+                logits.rows(row, row + 1), request.params, seed=request.seed, position=request.num_tokens, rules=rules,
+                known=known, also=() if request.scoring is None else request.scoring.candidates,
+            )  # fmt: skip
+            token = choice.token
+            if rules is not None and rules.matcher is not None:
+                rules.matcher.accept(token)
+                complete = rules.matcher.finished
+            if choice.logprobs is not None:
+                logprobs = self._with_text(choice.logprobs)
+        text = request.append(token, logprobs, complete=complete)
         self.stats.generated_tokens += 1
         reason = None if request.finish_reason is None else str(request.finish_reason)
-        return TokenEvent(request.request_id, choice.token, text, reason, request.index)
+        return TokenEvent(request.request_id, token, text, reason, request.index)
 
     def _with_text(self, row: dict[int, Logprob]) -> dict[int, Logprob]:
         text = None if self._tokenizer is None else self._tokenizer.token_text
@@ -376,7 +395,7 @@ class Engine:
         return TokenEvent(request.request_id, None, "", str(request.finish_reason), request.index)
 
     def _release(self, request: Request) -> None:
-        self._rules.pop(request.request_id, None)
+        self._sampling.pop(request.request_id, None)
         self._scheduler.release(request)
 
 

@@ -200,6 +200,8 @@ class Request:
 
     def next_tokens(self, most: int) -> list[int]:
         """Up to `most` tokens that the model has not seen, in order."""
+        if self.output_token_ids and self.computed + 1 == self.num_tokens:  # decoding
+            return self.output_token_ids[-1:]
         return self.tokens_between(self.computed, min(self.num_tokens, self.computed + most))
 
     def tokens_between(self, start: int, end: int) -> list[int]:

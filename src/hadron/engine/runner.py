@@ -98,10 +98,13 @@ class Runner:
                     trace.first(start, end - step.drafts)
                     for (start, end), step in zip(batch.ranges, steps, strict=True)
                 ]
-            rows = [
-                row for (_, end), count in zip(batch.ranges, wanted, strict=True) for row in range(end - count, end)
-            ]
-            logits = self.model.head(hidden[torch.tensor(rows, device=hidden.device)]) if rows else None
+            ends = batch.query_starts[1:]
+            rows = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
+            logits = None
+            if rows:
+                all_of_them = len(rows) == batch.tokens
+                asked = hidden if all_of_them else hidden[torch.tensor(rows, device=hidden.device)]
+                logits = self.model.head(asked)
         for step in steps:
             if not step.drafts:
                 self.manager.commit(step.cache, step.token_ids)

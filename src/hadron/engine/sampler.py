@@ -8,14 +8,17 @@ own text, the seed and the position, never on the batch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hadron.engine.draw import FIRST, FURTHER, Chance, drawn, limit
+from hadron.engine.draw import FIRST, FURTHER, chance, limit
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
@@ -57,18 +60,34 @@ class Needs(NamedTuple):
         return cls(max(begin.likeliest, params.logprobs), 1.0 if begin.temperature is None else begin.temperature)
 
 
+class Kind(NamedTuple):
+    """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`.
+    ruled: whether the request changes its logits."""
+
+    needs: Needs
+    draw: Needs | None
+    ruled: bool
+
+    @classmethod
+    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Kind:
+        """The same for all tokens of a request. params must have its defaults filled in."""
+        draw = Needs.to_draw(params, vocabulary, ruled=ruled)
+        return cls(Needs.of(params, draw), draw, ruled)
+
+
 class Asked(NamedTuple):
-    """Rows of the logits of one request, the first of which decides the token at `position`. ruled: see `needs`."""
+    """Rows of the logits of one request, the first of which decides the token at `position`."""
 
     rows: range
     params: SamplingParams
     seed: int
     position: int
-    ruled: bool
+    kind: Kind
 
 
 class Likeliest(NamedTuple):
-    """Of the row `row` of `found`, as `needs` says; the token is given too where it takes no more than that."""
+    """Of the row `row` of `found`, as `Needs` says; the token too, where no rule, no fault and no further token has a
+    say in it."""
 
     found: Best
     row: int
@@ -82,31 +101,31 @@ class Likeliest(NamedTuple):
 
 def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Likeliest]]:
     """What each request's rows are asked for, under its key, by as few questions as there are kinds of them."""
-    kinds: dict[tuple[Needs, Needs | None], list[int]] = {}
+    kinds: dict[Kind, list[int]] = {}
     for key, own in asked.items():
-        draw = Needs.to_draw(own.params, logits.vocabulary, ruled=own.ruled)
-        kinds.setdefault((Needs.of(own.params, draw), draw), []).append(key)
+        kinds.setdefault(own.kind, []).append(key)
     given: dict[int, list[Likeliest]] = {}
-    for ((count, temperature), draw), keys in kinds.items():
+    for kind, keys in kinds.items():
         owners = [asked[key] for key in keys]
+        (count, temperature), draw, ruled = kind
         found = logits.best(count, rows=[row for own in owners for row in own.rows], temperature=temperature)
-        tokens = found.ids[:, 0].tolist() if draw is None else _drawn(found, draw, owners)
-        first = 0
-        for key, own in zip(keys, owners, strict=True):
-            end = first + len(own.rows)
-            given[key] = [Likeliest(found, row, None if own.ruled else tokens[row]) for row in range(first, end)]
-            first = end
+        tokens: list[int | None] = found.ids[:, 0].tolist() if draw is None else _drawn(logits, found, draw, owners)
+        faults = found.faults.tolist()
+        if ruled or any(faults):  # what came of faults is not defined
+            tokens = [None if ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
+        each = map(Likeliest, repeat(found), count_from(0), tokens)
+        given |= {key: list(islice(each, len(own.rows))) for key, own in zip(keys, owners, strict=True)}
     return given
 
 
-def _drawn(found: Best, needs: Needs, owners: Sequence[Asked]) -> list[int | None]:
+def _drawn(logits: Logits, found: Best, needs: Needs, owners: Sequence[Asked]) -> list[int | None]:
     """The tokens of rows from which one is drawn, None where `found` is not enough for that."""
-    chances = [Chance(own.params, own.seed, own.position + turn) for own in owners for turn in range(len(own.rows))]
-    log_sum = None if needs.temperature is None else found.log_sum
-    tokens = drawn(found.ids[:, : needs.likeliest], found.logits[:, : needs.likeliest], chances, log_sum)
-    for row in np.flatnonzero(found.faults).tolist():  # what came of these is not defined
-        tokens[row] = None
-    return tokens
+    chances = array("d")
+    for own in owners:
+        for turn in range(len(own.rows)):
+            chances.extend(chance(own.params, own.seed, own.position + turn))
+    tokens = logits.draw(found, needs.likeliest, chances, among_all=needs.temperature is not None)
+    return [token if token >= 0 else None for token in tokens]
 
 
 def choose(
@@ -125,7 +144,8 @@ def choose(
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
-    asked = Asked(range(1), params, seed, position, rules is not None)
+    kind = Kind.of(params, logits.vocabulary, ruled=rules is not None)
+    asked = Asked(range(1), params, seed, position, kind)
     known = known or likeliest(logits, {0: asked})[0][0]
     token = known.token
     if known.found.faults[known.row]:
@@ -135,20 +155,19 @@ def choose(
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
         left = logits.changed(torch.from_numpy(row)[None])
-        changed = likeliest(left, {0: asked._replace(ruled=False)})[0][0]
+        changed = likeliest(left, {0: asked._replace(kind=Kind.of(params, left.vocabulary, ruled=False))})[0][0]
         check_finite(left, changed.best, position)
         token = changed.token
     count = FIRST
     while token is None:
         count *= FURTHER
         more = left.best(count, temperature=params.temperature)
-        log_sum = more.log_sum if count < left.vocabulary else None
-        (token,) = drawn(more.ids, more.logits, [Chance(params, seed, position)], log_sum)
+        own = array("d", chance(params, seed, position))
+        (drawn,) = left.draw(more, count, own, among_all=count < left.vocabulary)
+        token = drawn if drawn >= 0 else None
     if params.logprobs is None:
         return Choice(token, None)
-    draw = Needs.to_draw(params, logits.vocabulary, ruled=rules is not None)
-    as_they_are = Needs.of(params, draw).temperature == 1.0
-    best = known.best if as_they_are else logits.best(max(1, params.logprobs), temperature=1.0)
+    best = known.best if kind.needs.temperature == 1.0 else logits.best(max(1, params.logprobs), temperature=1.0)
     return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
 
 

@@ -20,6 +20,7 @@ from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 from hadron.cache.blocks import extend_hashes
 from hadron.cache.manager import CacheManager, PrefixMatch, SequenceCache
@@ -58,8 +59,7 @@ class _Entry:
 _ORDER = attrgetter("order")
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """A request's next tokens in a step; its cache has room for them. last: whether none is left unseen.
     drafts: how many of the tokens, at the end, are guesses."""
 
@@ -141,10 +141,12 @@ class Scheduler:
         for entry, count in counts.items():
             entry.served = self._step
             assert entry.cache is not None
-            ids, last = entry.request.next_tokens(count), count == entry.request.num_uncomputed
-            drafts = self._riding(entry, left) if last and count == 1 else []
-            entry.drafts, left = [], left - len(drafts)
-            steps.append(Scheduled(entry.request, entry.cache, ids + drafts, last, len(drafts)))
+            ids, last, drafts = entry.request.next_tokens(count), count == entry.request.num_uncomputed, 0
+            if entry.drafts:
+                riding = self._riding(entry, left) if last and count == 1 else []
+                ids, drafts, entry.drafts = ids + riding, len(riding), []
+                left -= drafts
+            steps.append(Scheduled(entry.request, entry.cache, ids, last, drafts))
         steps.sort(key=lambda step: (len(step.token_ids) > 1 + self._drafts, step.drafts > 0))
         return steps
 
@@ -303,10 +305,7 @@ class Scheduler:
 
     def _grow(self, entry: _Entry, count: int) -> bool:
         assert entry.cache is not None
-        if not self._manager.can_grow(entry.cache, count):
-            return False
-        self._manager.grow(entry.cache, count)
-        return True
+        return self._manager.try_grow(entry.cache, count)
 
     def _preempt(self, entry: _Entry) -> None:
         """The request loses pages and state together, and keeps its place in the order."""

@@ -133,10 +133,8 @@ class Drafter:
         """How many guesses of a request there are pages for; takes them. The row of the last one is never computed."""
         assert one.cache.tokens == one.end, "rows beside the tokens that are committed"
         most = one.wanted
-        while most > 1 and not self._manager.can_grow(one.cache, most - 1):
+        while most > 1 and not self._manager.try_grow(one.cache, most - 1):
             most -= 1
-        if most > 1:
-            self._manager.grow(one.cache, most - 1)
         return most
 
 

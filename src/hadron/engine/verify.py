@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hadron.batch import RequestStep
 from hadron.engine.request import Request
 from hadron.engine.runner import Ran, Runner
 from hadron.engine.scheduler import Scheduled
-from hadron.engine.speculative import Taken
+from hadron.engine.speculative import Drafter, Taken
 
 
 def settle(runner: Runner, ran: Ran, steps: Sequence[Scheduled], said: Sequence[int]) -> list[Scheduled]:
@@ -19,7 +18,7 @@ def settle(runner: Runner, ran: Ran, steps: Sequence[Scheduled], said: Sequence[
     computed yet.
     """
     settled = [
-        replace(step, token_ids=step.token_ids[: max(1, count)], drafts=0) if step.drafts else step
+        step._replace(token_ids=step.token_ids[: max(1, count)], drafts=0) if step.drafts else step
         for step, count in zip(steps, said, strict=True)
     ]
     drafted = [own for step, own in zip(steps, settled, strict=True) if step.drafts]
@@ -28,12 +27,9 @@ def settle(runner: Runner, ran: Ran, steps: Sequence[Scheduled], said: Sequence[
     return settled
 
 
-def propose(runner: Runner, ran: Ran, steps: Sequence[Scheduled]) -> list[list[int]]:
-    """Guesses of what follows each of the settled steps; none where nothing guesses."""
+def propose(drafter: Drafter, ran: Ran, steps: Sequence[Scheduled]) -> list[list[int]]:
+    """Guesses of what follows each of the settled steps."""
     found: list[list[int]] = [[] for _ in steps]
-    drafter = runner.drafter
-    if drafter is None:
-        return found
     sound, taken = [], []
     for i, step in enumerate(steps):
         if step.request.error is None:  # nobody will read the caches of those that failed

@@ -6,7 +6,7 @@ import torch
 
 from hadron.errors import RequestError
 from hadron.kernels.provider import Provider
-from hadron.layers.logits import Logits
+from hadron.layers.logits import Logits, Questions
 from hadron.layers.weights import Weights
 
 
@@ -34,10 +34,11 @@ class LmHead:
     """Logits in float32. `name` is the head's own weight; without one the table `tied` is used."""
 
     def __init__(self, name: str, tied: str, weights: Weights, kernels: Provider) -> None:
-        bind, self._best, self._ranks = (kernels.function("lm_head", which) for which in ("bind", "best", "ranks"))
+        self._questions = Questions.of(kernels)
+        bind = kernels.function("lm_head", "bind")
         self._logits = weights.linear(name) if name in weights else bind(weights.tensor(tied))
 
     def __call__(self, hidden: torch.Tensor) -> Logits:
         """Logits of hidden [n, hidden], kept here until somebody asks for them."""
         # Widened first: a product returns its input's dtype, and logits are not rounded.
-        return Logits(self._logits(hidden.float()), self._best, self._ranks)
+        return Logits(self._logits(hidden.float()), self._questions)

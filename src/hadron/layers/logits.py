@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,24 +32,34 @@ class Best(NamedTuple):
         return Best(self.ids[first:end], self.logits[first:end], self.log_sum[first:end], self.faults[first:end])
 
 
+class Questions(NamedTuple):
+    """The functions of `lm_head` that answer them."""
+
+    best: Callable[..., Any]
+    draw: Callable[..., Any]
+    ranks: Callable[..., Any]
+
+    @classmethod
+    def of(cls, kernels: Provider) -> Questions:
+        """Those of a provider."""
+        return cls(*(kernels.function("lm_head", name) for name in cls._fields))
+
+
 class Logits:
     """Rows of logits."""
 
-    __slots__ = ("_best", "_end", "_first", "_held", "_ranks")
+    __slots__ = ("_end", "_first", "_held", "_questions")
 
-    def __init__(
-        self, held: torch.Tensor, best: Callable[..., Any], ranks: Callable[..., Any], rows: range | None = None
-    ) -> None:
+    def __init__(self, held: torch.Tensor, questions: Questions, rows: range | None = None) -> None:
         """held: float32 [n, vocabulary], not checked. rows: which of them, by default all."""
         self._held = held
-        self._best = best
-        self._ranks = ranks
+        self._questions = questions
         self._first, self._end = (0, held.shape[0]) if rows is None else (rows.start, rows.stop)
 
     @classmethod
     def of(cls, values: torch.Tensor, kernels: Provider) -> Logits:
         """Rows that came from elsewhere than a head."""
-        return cls(values, kernels.function("lm_head", "best"), kernels.function("lm_head", "ranks"))
+        return cls(values, Questions.of(kernels))
 
     def __len__(self) -> int:
         return self._end - self._first
@@ -65,11 +76,11 @@ class Logits:
 
     def rows(self, first: int, end: int) -> Logits:
         """Some of the rows, not copied."""
-        return Logits(self._held, self._best, self._ranks, range(self._first + first, self._first + end))
+        return Logits(self._held, self._questions, range(self._first + first, self._first + end))
 
     def changed(self, values: torch.Tensor) -> Logits:
         """Other rows in place of these."""
-        return Logits(values.to(self._held.device), self._best, self._ranks)
+        return Logits(values.to(self._held.device), self._questions)
 
     def best(self, count: int, *, rows: Sequence[int] | None = None, temperature: float | None = None) -> Best:
         """The `count` likeliest tokens of each row; all of a smaller vocabulary.
@@ -77,13 +88,24 @@ class Logits:
         rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`.
         """
         asked = range(self._first, self._end) if rows is None else [self._first + row for row in rows]
-        return Best(
-            *(part.cpu().numpy() for part in self._best(self._held, count, rows=asked, temperature=temperature))
-        )
+        found = self._questions.best(self._held, count, rows=asked, temperature=temperature)
+        return Best(*(part.cpu().numpy() for part in found))
+
+    def draw(self, found: Best, count: int, chances: array[float], *, among_all: bool) -> list[int]:
+        """A token of each row that was asked about by chance, -1 where `found` is not enough for that.
+
+        count: of the likeliest tokens that are drawn from. chances: temperature, top_p, min_p and the number that
+        decides, of one row after another. among_all: whether further tokens may come (`found` has their `log_sum`).
+        """
+        ids, values = (torch.from_numpy(part[:, :count]) for part in (found.ids, found.logits))
+        numbers = torch.frombuffer(chances, dtype=torch.float64).view(-1, 4)
+        log_sum = torch.from_numpy(found.log_sum) if among_all else None
+        tokens: list[int] = self._questions.draw(ids, values, numbers, log_sum).tolist()
+        return tokens
 
     def ranks(self, ids: torch.Tensor) -> torch.Tensor:
         """Where ids int64 [n, m] stand among all tokens of their row, 1 the likeliest: int64 [n, m]."""
-        found: torch.Tensor = self._ranks(self.values, ids.to(self.values.device))
+        found: torch.Tensor = self._questions.ranks(self.values, ids.to(self.values.device))
         return found.cpu()
 
     def checked(self) -> torch.Tensor:

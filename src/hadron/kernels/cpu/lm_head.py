@@ -57,6 +57,20 @@ def best(
     return ids, values, totals, faults
 
 
+def draw(
+    ids: torch.Tensor, values: torch.Tensor, chances: torch.Tensor, log_sum: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A token of each row by chance, -1 where it may be one that is not given: int64 [n]; see the definition."""
+    rows, count = ids.shape
+    ids, values = ids.contiguous(), values.contiguous()
+    tokens = torch.empty(rows, dtype=torch.int64)
+    extension().draw_logits(
+        ids.data_ptr(), values.data_ptr(), rows, count, chances.data_ptr(),
+        0 if log_sum is None else log_sum.data_ptr(), tokens.data_ptr(),
+    )  # fmt: skip
+    return tokens
+
+
 def ranks(logits: torch.Tensor, ids: torch.Tensor, *, threads: int = 1) -> torch.Tensor:
     """Where ids int64 [n, m] stand in the order of `best`, 1 the first: int64 [n, m]."""
     asked = ids.contiguous()

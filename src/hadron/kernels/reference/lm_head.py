@@ -42,6 +42,33 @@ def best(
     return ids[:, :count], values[:, :count], totals, (~torch.isfinite(logits)).sum(dim=-1)
 
 
+def draw(
+    ids: torch.Tensor, values: torch.Tensor, chances: torch.Tensor, log_sum: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A token of each row by chance, -1 where it may be one that is not given: int64 [n].
+
+    ids int64, values float32 [n, m]: the likeliest tokens of each row and their logits, as of `best`. chances float64
+    [n, 4]: temperature, top_p, min_p, and the number in [0, 1) that picks among the tokens in their order. log_sum
+    float64 [n], of whole rows at their own temperature (`best`), where there are others that may come. Of a row that is
+    not finite, any.
+    """
+    temperature, top_p, min_p, number = chances.T[:, :, None]
+    scaled = values.double()
+    weights = ((scaled - scaled[:, :1]) / temperature).exp()
+    passed = weights.cumsum(dim=1)
+    total = passed[:, -1:] if log_sum is None else torch.maximum(log_sum.exp()[:, None], passed[:, -1:])
+    # the likeliest always, and those after it while the ones before have not reached top_p
+    last = ((passed[:, :-1] < top_p * total) & (weights[:, 1:] >= min_p)).sum(dim=1, keepdim=True)
+    kept = passed.gather(1, last)
+    all_may = (top_p == 1) & (min_p == 0) if log_sum is not None else torch.zeros_like(last, dtype=torch.bool)
+    at = (passed <= number * torch.where(all_may, total, kept)).sum(dim=1, keepdim=True)
+    tokens = ids.gather(1, torch.minimum(at, last))
+    if log_sum is not None:
+        most = ids.shape[1]
+        tokens[(at == most) | (~all_may & (last + 1 == most))] = -1
+    return tokens[:, 0]
+
+
 def ranks(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Where ids int64 [n, m] stand in the order of `best`, 1 the first: int64 [n, m]. logits: finite."""
     own = logits.gather(1, ids)[..., None]
