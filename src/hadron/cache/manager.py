@@ -268,9 +268,11 @@ class CacheManager:
 
     def try_grow(self, sequence: SequenceCache, tokens: int) -> bool:
         """Make room for `tokens` more than are committed; False, and no change, where there are no blocks for that."""
-        if self._lacking(sequence, tokens) > self.blocks.free_blocks:
+        needed = self._lacking(sequence, tokens)
+        if needed > self.blocks.free_blocks:
             return False
-        self.grow(sequence, tokens)
+        if needed > 0:
+            self.grow(sequence, tokens)
         return True
 
     def grow(self, sequence: SequenceCache, tokens: int) -> None:

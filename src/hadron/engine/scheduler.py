@@ -299,9 +299,10 @@ class Scheduler:
 
     def _next_piece(self, entry: _Entry) -> int:
         """Most tokens that the request can take in one step: to where its state is to be kept, or all."""
-        computed = entry.request.computed
-        stop = next((place for place in entry.places if place > computed), None)
-        return entry.request.num_uncomputed if stop is None else stop - computed
+        computed, left = entry.request.computed, entry.request.num_uncomputed
+        if left == 1:
+            return 1
+        return next((place - computed for place in entry.places if place > computed), left)
 
     def _grow(self, entry: _Entry, count: int) -> bool:
         assert entry.cache is not None
