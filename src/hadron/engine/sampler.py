@@ -9,7 +9,7 @@ own text, the seed and the position, never on the batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import islice, repeat
@@ -108,8 +108,14 @@ def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Like
     for kind, keys in kinds.items():
         owners = [asked[key] for key in keys]
         (count, temperature), draw, ruled = kind
+        chances = None if draw is None else _chances(owners)  # before the search drives what it reads out of the caches
         found = logits.best(count, rows=[row for own in owners for row in own.rows], temperature=temperature)
-        tokens: list[int | None] = found.ids[:, 0].tolist() if draw is None else _drawn(logits, found, draw, owners)
+        tokens: list[int | None]
+        if draw is None or chances is None:
+            tokens = found.ids[:, 0].tolist()
+        else:
+            drawn = logits.draw(found, draw.likeliest, chances, among_all=draw.temperature is not None)
+            tokens = [token if token >= 0 else None for token in drawn]
         faults = found.faults.tolist()
         if ruled or any(faults):  # what came of faults is not defined
             tokens = [None if ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
@@ -118,14 +124,13 @@ def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Like
     return given
 
 
-def _drawn(logits: Logits, found: Best, needs: Needs, owners: Sequence[Asked]) -> list[int | None]:
-    """The tokens of rows from which one is drawn, None where `found` is not enough for that."""
+def _chances(owners: Iterable[Asked]) -> array[float]:
+    """`chance` of their rows, one after another."""
     chances = array("d")
     for own in owners:
         for turn in range(len(own.rows)):
             chances.extend(chance(own.params, own.seed, own.position + turn))
-    tokens = logits.draw(found, needs.likeliest, chances, among_all=needs.temperature is not None)
-    return [token if token >= 0 else None for token in tokens]
+    return chances
 
 
 def choose(
