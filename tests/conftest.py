@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Before torch is loaded: threads that spin while they wait take what other processes need, and with `-n 2`, or on a
+# machine that others use, a test takes ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent

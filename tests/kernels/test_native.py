@@ -117,7 +117,7 @@ def rounded(scheme: QuantizationScheme, x: torch.Tensor) -> torch.Tensor:
 def integers(name: str, level: str, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor | float:
     """What a product may lose where activations become integers of sixteen bits, by the largest of 128 columns: at
     most 2^-15 of it, where rounding to bfloat16 loses up to 2^-9 of each."""
-    if name != "mxfp4" or level != "avx512_amx":
+    if (level, name) not in {("avx512_amx", "mxfp4"), ("avx2", "mxfp4"), ("avx2", "nvfp4")}:
         return 0.0
     most = torch.nn.functional.pad(x, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128)).abs().amax(-1).double()
     weights = torch.nn.functional.pad(values, (0, -values.shape[1] % 128)).unflatten(1, (-1, 128)).abs().sum(-1)

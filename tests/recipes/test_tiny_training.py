@@ -180,6 +180,7 @@ def test_chunks_give_the_recurrence_of_kda() -> None:
         assert torch.allclose(mine.double(), theirs, atol=1e-4)
 
 
+@pytest.mark.slow
 @FAMILIES
 def test_a_resumed_training_is_the_unbroken_one(small: TinyConfig, tmp_path: Path) -> None:
     data = make_data(tmp_path)

@@ -78,14 +78,14 @@ def test_what_nothing_is_done_with_is_named_by_the_log(caplog: pytest.LogCapture
         for path, body, _ in cases:
             answer = httpx.post(server.url + path, json={**LEAST[path], **body})
             assert answer.status_code == 200, answer.text
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "hadron.server.requests"]
+    said = [record.getMessage() for record in caplog.records if record.name == "hadron.server.requests"]
+    lines = [json.loads(line) for line in said if line.startswith("{")]  # others are late, from another server
     assert [line.get("ignored", "").split(", ") for line in lines] == [names for _, _, names in cases]
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required",
           "structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
     ],
@@ -128,6 +128,26 @@ def test_priorities_decide_who_goes_first(scripts: Scripts) -> None:
             each.result()
         assert ended.index("urgent") < ended.index("patient")
         until(lambda: idle(server))
+
+
+def test_prompt_logprobs_of_a_chat(http: httpx.Client) -> None:
+    """Of the prompt that the template made; streamed once, with the first piece of the answer."""
+    ids = http.post("/tokenize", json={"messages": TALK}).json()["tokens"]
+    params = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=2)
+    (expected,) = LLM(RANDOM, threads=1).generate([{"prompt_token_ids": ids}], params)
+    body = {"messages": TALK, "max_tokens": 3, "temperature": 0, "n": 2, "prompt_logprobs": 2}
+    rows = http.post(CHAT, json=body).json()["prompt_logprobs"]
+    assert rows[0] is None and len(rows) == len(ids)
+    for got, row in zip(rows[1:], expected.prompt_logprobs[1:], strict=True):
+        assert {int(token): entry["logprob"] for token, entry in got.items()} == {
+            token: entry.logprob for token, entry in row.items()
+        }
+    with http.stream("POST", CHAT, json={**body, "stream": True}) as stream:
+        chunks = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk] == [rows]
+    assert "prompt_logprobs" not in http.post(CHAT, json={**body, "prompt_logprobs": None}).json()
+    refused = http.post(CHAT, json={**body, "prompt_logprobs": -1}).json()["error"]
+    assert refused["param"] == "prompt_logprobs" and "accepted" in refused["message"]
 
 
 def test_prompt_logprobs_and_several_continuations_of_several_prompts(http: httpx.Client) -> None:

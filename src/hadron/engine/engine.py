@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +47,6 @@ class TokenEvent:
     index: int = 0
 
 
-class _Sampling(NamedTuple):
-    """How the tokens of a request are chosen. rules: None where it changes nothing about its logits."""
-
-    kind: Kind
-    rules: LogitRules | None
-
-
 class Engine:
     """Requests in, tokens out. eos: the ids that end a text. max_position: of the model. turn_tokens: ids
     that open a turn of a conversation. prompt_only: ids that no answer holds."""
@@ -75,7 +67,8 @@ class Engine:
         self._runner = runner
         self._prompt_only = frozenset(prompt_only)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
-        self._sampling: dict[str, _Sampling] = {}
+        # of each request, how its tokens are chosen; rules: None where it changes nothing about its logits
+        self._sampling: dict[str, tuple[Kind, LogitRules | None]] = {}
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
@@ -211,7 +204,7 @@ class Engine:
             ends = self._grammars.thought_ends(ids, calls=calls)
         rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
         kind = Kind.of(params, self._vocabulary, ruled=not rules.idle)
-        self._sampling[request_id] = _Sampling(kind, None if rules.idle else rules)
+        self._sampling[request_id] = kind, None if rules.idle else rules
         self._scheduler.add(request)
         return request
 
@@ -303,7 +296,7 @@ class Engine:
             if step.last:
                 request = step.request
                 rows = ran.rows[i][-1 - step.drafts :]
-                kind = self._sampling[request.request_id].kind
+                kind, _ = self._sampling[request.request_id]
                 asked[i] = Asked(rows, request.params, request.seed, request.num_tokens, kind)
         return {} if ran.logits is None else sampler.likeliest(ran.logits, asked)
 
@@ -360,7 +353,7 @@ class Engine:
         """The token that `row` of the logits decides."""
         token, logprobs, complete = known.token, None, False
         if token is None or request.params.logprobs is not None:
-            rules = self._sampling[request.request_id].rules
+            _, rules = self._sampling[request.request_id]
             choice = sampler.choose(
                 logits.rows(row, row + 1), request.params, seed=request.seed, position=request.num_tokens, rules=rules,
                 known=known, also=() if request.scoring is None else request.scoring.candidates,

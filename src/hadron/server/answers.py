@@ -64,6 +64,12 @@ class Answers:
         self._call_end = None if model.markup is None else model.markup.ids.get(Mark.CALL_END)
         self.counts = Counts(len(prepared.ids))
 
+    @property
+    def prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
+        """Those of the prompt, as `prompt_logprobs` gives them; None before the first piece, or not asked for."""
+        rows = self._generation.prompt_logprobs
+        return None if rows is None else prompt_logprobs(rows)
+
     async def __aiter__(self) -> AsyncIterator[list[Piece]]:
         """Pieces in order, each time all that there are: one for each answer, or for each token where it has
         log-probabilities, so that these are with the same parts however tokens come."""
@@ -126,6 +132,16 @@ async def gather(answers: Answers, count: int) -> list[Whole]:
         for piece in pieces:
             wholes[piece.index].take(piece)
     return wholes
+
+
+def prompt_logprobs(rows: Sequence[dict[int, Logprob] | None]) -> list[dict[str, Any] | None]:
+    """Log-probabilities of a prompt as both interfaces have them: for each token, by ids; none for the first."""
+    return [
+        None if row is None else {
+            str(i): {"logprob": e.logprob, "rank": e.rank, "decoded_token": e.decoded_token} for i, e in row.items()
+        }
+        for row in rows
+    ]  # fmt: skip
 
 
 def chat_logprobs(rows: Sequence[Row], tokenizer: Tokenizer, most: int) -> dict[str, Any]:

@@ -66,11 +66,6 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Seque
     for former in ("functions", "function_call"):
         if former in request.ignored:
             raise ApiError(400, f"{former}: this form is not read any more; accepted: tools", param=former)
-    if request.prompt_logprobs is not None:
-        raise ApiError(
-            400, "prompt_logprobs: a chat's prompt is the template's; accepted: with /v1/completions",
-            param="prompt_logprobs",
-        )  # fmt: skip
     tools, choice = _tools(model, request)
     structured = _structured(model, request, tools, choice)
     try:
@@ -79,7 +74,11 @@ def _prepare(model: Model, request: ChatRequest, *, capped: bool, ignored: Seque
         wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         ids = model.encode(text, "messages", chat=True)
         prompt = model.check_prompt(ids, "messages", max_tokens=wanted, capped=capped)
-        fields: dict[str, Any] = {"max_tokens": wanted, "logprobs": _logprobs(request)}
+        fields: dict[str, Any] = {
+            "max_tokens": wanted,
+            "logprobs": _logprobs(request),
+            "prompt_logprobs": request.prompt_logprobs,
+        }
         if structured is not None:
             fields["structured_outputs"] = structured
         if tools and request.parallel_tool_calls is False and model.markup is not None:

@@ -54,7 +54,10 @@ class ChatAnswer:
             }
             for index, whole in enumerate(wholes)
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": self.answers.counts.usage()}
+        body = {**self._head("chat.completion"), "choices": choices, "usage": self.answers.counts.usage()}
+        if self.request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.answers.prompt_logprobs
+        return body
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer piece by piece."""
@@ -62,11 +65,17 @@ class ChatAnswer:
         options = self.request.stream_options
         usage = options is not None and bool(options.include_usage)
         always = options is not None and bool(options.continuous_usage_stats)
+        untold = self.request.prompt_logprobs is not None
 
         def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+            nonlocal untold
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
             counts = {"usage": self.answers.counts.usage() if always else None} if usage else {}
-            return event({**head, "choices": [choice], **counts})
+            prompt = {"prompt_logprobs": self.answers.prompt_logprobs} if untold else {}
+            if prompt.get("prompt_logprobs") is None:  # they come with the first token
+                return event({**head, "choices": [choice], **counts})
+            untold = False
+            return event({**head, "choices": [choice], **counts, **prompt})
 
         for index in range(self.prepared.params.n):
             yield chunk(index, {"role": "assistant", "content": ""})

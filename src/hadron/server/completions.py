@@ -10,7 +10,7 @@ from typing import Any
 
 from hadron.engine.request import Logprob
 from hadron.errors import HadronError
-from hadron.server.answers import Counts
+from hadron.server.answers import Counts, prompt_logprobs
 from hadron.server.chat import Prepared, json_format
 from hadron.server.errors import ApiError, from_error
 from hadron.server.model import Model
@@ -208,13 +208,7 @@ class CompletionAnswer:
         if request.max_tokens == 0 and piece["finish_reason"] == "stop":  # by the token that was dropped
             piece |= {"finish_reason": "length", "stop_reason": None}
         if first and request.prompt_logprobs is not None and generation.prompt_logprobs is not None:
-            piece["prompt_logprobs"] = [
-                None if row is None else {
-                    str(i): {"logprob": e.logprob, "rank": e.rank, "decoded_token": e.decoded_token}
-                    for i, e in row.items()
-                }
-                for row in generation.prompt_logprobs
-            ]  # fmt: skip
+            piece["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs)
         return piece
 
     def _decoded(self, ids: Sequence[int]) -> str:
