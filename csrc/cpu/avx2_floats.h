@@ -25,7 +25,7 @@ constexpr int64_t kFloatsAhead = 2048;  // bytes
 struct UnpackBf16 {
     static constexpr int64_t kBytes = 2 * kStep;
     static constexpr float kFactor = 1.0f;
-    static void to(const uint8_t* codes, __m256* v) {
+    HADRON_LOCAL static void to(const uint8_t* codes, __m256* v) {
         for (int i = 0; i < 2; ++i) {
             const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + i);
             v[2 * i] = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
@@ -38,7 +38,7 @@ struct UnpackBf16 {
 struct UnpackE4m3 {
     static constexpr int64_t kBytes = kStep;
     static constexpr float kFactor = 256.0f;
-    static void to(const uint8_t* codes, __m256* v) {
+    HADRON_LOCAL static void to(const uint8_t* codes, __m256* v) {
         const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
         const __m256i nan =
             _mm256_cmpeq_epi8(_mm256_and_si256(c, _mm256_set1_epi8(0x7f)), _mm256_set1_epi8(0x7f));
@@ -64,7 +64,7 @@ struct UnpackE4m3 {
 struct UnpackInt8 {
     static constexpr int64_t kBytes = kStep;
     static constexpr float kFactor = 1.0f;
-    static void to(const uint8_t* codes, __m256* v) {
+    HADRON_LOCAL static void to(const uint8_t* codes, __m256* v) {
         for (int i = 0; i < 4; ++i) {
             const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + 8 * i));
             v[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
@@ -75,7 +75,7 @@ struct UnpackInt8 {
 struct UnpackF32 {
     static constexpr int64_t kBytes = 4 * kStep;
     static constexpr float kFactor = 1.0f;
-    static void to(const uint8_t* codes, __m256* v) {
+    HADRON_LOCAL static void to(const uint8_t* codes, __m256* v) {
         for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(codes) + 8 * i);
     }
 };
@@ -83,7 +83,7 @@ struct UnpackF32 {
 struct UnpackF16 {
     static constexpr int64_t kBytes = 2 * kStep;
     static constexpr float kFactor = 1.0f;
-    static void to(const uint8_t* codes, __m256* v) {
+    HADRON_LOCAL static void to(const uint8_t* codes, __m256* v) {
         for (int i = 0; i < 4; ++i)
             v[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes) + i));
     }
@@ -122,7 +122,7 @@ class FloatRow {
     FloatRow(const Weight& w, int64_t row)
         : w_(w), codes_(w.codes + row * w.row_bytes), scales_(kScaled ? w.scale_row(row) : 0) {}
 
-    void step(int64_t s, __m256* v) {
+    HADRON_LOCAL void step(int64_t s, __m256* v) {
         const uint8_t* at = codes_ + s * Unpack::kBytes;
         _mm_prefetch(reinterpret_cast<const char*>(at + kFloatsAhead), _MM_HINT_T0);
         if (Unpack::kBytes > 64)
@@ -170,7 +170,7 @@ float float_result(const Weight& w, int64_t row, const __m256* acc) {
 
 // acc[t] += the vectors of a step times those of token t.
 template <int kSome>
-inline void add_step(const __m256* v, const float* const* x, int64_t column, __m256 (*acc)[4]) {
+HADRON_LOCAL void add_step(const __m256* v, const float* const* x, int64_t column, __m256 (*acc)[4]) {
     for (int t = 0; t < kSome; ++t) {
         for (int i = 0; i < 4; ++i)
             acc[t][i] = _mm256_fmadd_ps(v[i], _mm256_load_ps(x[t] + column + 8 * i), acc[t][i]);

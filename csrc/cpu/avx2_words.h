@@ -1,10 +1,10 @@
 // FP4 in groups at the level `avx2`: products of sixteen-bit integers, straight from the packed codes.
 //
 // Codes of 64 columns, a block, unpack by a shuffle of bytes to four vectors of sixteen words: twice their
-// value, and a constant that keeps them positive. Activations become integers of sixteen bits, relative to the
-// largest of 128 columns, a chunk: those of at least 1/128 of it lose nothing that bfloat16 has, the others at
-// most 2^-16 of it. The sums of a block are exact, each lane those of eight columns, so that every lane has one
-// scale. A block is always
+// value, and a constant that keeps them positive. Activations become integers of sixteen bits, relative to
+// the largest of 128 columns, a chunk: those of at least 1/128 of it lose nothing that bfloat16 has, the
+// others at most 2^-16 of it. The sums of a block are exact, each lane those of eight columns, so that every
+// lane has one scale. A block is always
 //
 //     acc = sum * (scale of the codes * scale of the activations) + acc
 //
@@ -12,6 +12,8 @@
 #pragma once
 
 #include <immintrin.h>
+
+#include <type_traits>
 
 #include "avx2_floats.h"
 
@@ -137,10 +139,10 @@ struct WordTables {
         deal =
             groups == 2 ? _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0) : _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0);
     }
-    __m256 scales(const float* from) const {
+    HADRON_LOCAL __m256 scales(const float* from) const {
         return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(from)), deal);
     }
-    void unpack(const uint8_t* codes, __m256i* w) const {
+    HADRON_LOCAL void unpack(const uint8_t* codes, __m256i* w) const {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
         w[0] = _mm256_shuffle_epi8(values, _mm256_and_si256(v, low));
         w[1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
@@ -150,7 +152,7 @@ struct WordTables {
 };
 
 // The exact sums of a block, eight columns a lane.
-inline __m256 block_sums(const __m256i* w, const uint8_t* x) {
+HADRON_LOCAL __m256 block_sums(const __m256i* w, const uint8_t* x) {
     const auto* words = reinterpret_cast<const __m256i*>(x);
     __m256i sum = _mm256_load_si256(words + 4);
     for (int i = 0; i < 4; ++i)
@@ -160,8 +162,9 @@ inline __m256 block_sums(const __m256i* w, const uint8_t* x) {
 
 // acc[t] += chunks [begin, end) of a row times token t. scales: of the row.
 template <int kTokens>
-void add_words(const Weight& w, const WordTables& tables, const uint8_t* codes, const float* scales,
-               const uint8_t* const* x, int64_t begin, int64_t end, __m256* acc) {
+HADRON_LOCAL void add_words(const Weight& w, const WordTables& tables, const uint8_t* codes,
+                            const float* scales, const uint8_t* const* x, int64_t begin, int64_t end,
+                            __m256* acc) {
     const int64_t whole = w.columns / kChunk;
     for (int64_t c = begin; c < end; ++c) {
         const uint8_t* at = codes + c * 2 * kBlockBytes;

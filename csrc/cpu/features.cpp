@@ -42,7 +42,8 @@ std::vector<const Kernels*> available_levels() {
     std::vector<const Kernels*> levels = {&baseline::kKernels};
 #if defined(HADRON_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) levels.push_back(&avx2::kKernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        levels.push_back(&avx2::kKernels);
     if (has_avx512()) levels.push_back(&avx512::kKernels);
     if (has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16")) {
         levels.push_back(&avx512_bf16::kKernels);
