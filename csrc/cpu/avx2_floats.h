@@ -108,10 +108,22 @@ inline int64_t float_bytes(const Weight& w) {
 
 inline void prepare_floats(const Weight& w, const float* x, uint8_t* prepared) {
     auto* out = reinterpret_cast<float*>(prepared);
-    const bool rounds = w.rounds(), words = w.element == Element::bf16;
-    for (int64_t k = 0; k < float_steps(w) * kStep; ++k) {
-        const int64_t to = words ? k / 16 * 16 + k % 2 * 8 + k % 16 / 2 : k;
-        out[to] = k >= w.columns ? 0.0f : rounds ? bf16_value(to_bf16(x[k])) : x[k];
+    const int64_t wide = float_steps(w) * kStep;
+    if (w.rounds()) {
+        for (int64_t k = 0; k < w.columns; ++k) out[k] = bf16_value(to_bf16(x[k]));
+    } else {
+        std::memcpy(out, x, static_cast<size_t>(w.columns) * sizeof(float));
+    }
+    for (int64_t k = w.columns; k < wide; ++k) out[k] = 0.0f;
+    if (w.element != Element::bf16) return;
+    for (int64_t k = 0; k < wide; k += 16) {  // even ones first
+        const __m256 low = _mm256_load_ps(out + k), high = _mm256_load_ps(out + k + 8);
+        const __m256 even = _mm256_shuffle_ps(low, high, 0x88), odd = _mm256_shuffle_ps(low, high, 0xdd);
+        const auto in_order = [](__m256 v) {
+            return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
+        };
+        _mm256_store_ps(out + k, in_order(even));
+        _mm256_store_ps(out + k + 8, in_order(odd));
     }
 }
 

@@ -19,7 +19,7 @@ int64_t whole_lines(int64_t bytes) {
 }
 
 int order(const Weight& w) {
-    if (takes_words(w)) return 2;
+    if (takes_words(w)) return w.element == Element::int4 ? 3 : 2;
     if (takes_floats(w)) return 4 + (w.element == Element::bf16 ? 2 : 0) + (w.rounds() ? 1 : 0);
     return portable::order(w);
 }

@@ -117,7 +117,8 @@ def rounded(scheme: QuantizationScheme, x: torch.Tensor) -> torch.Tensor:
 def integers(name: str, level: str, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor | float:
     """What a product may lose where activations become integers of sixteen bits, by the largest of 128 columns: at
     most 2^-15 of it, where rounding to bfloat16 loses up to 2^-9 of each."""
-    if name not in {"avx512_amx": ["mxfp4"], "avx2": ["mxfp4", "nvfp4"], "avx512": ["mxfp4", "nvfp4"]}.get(level, ()):
+    fours = name in ("mxfp4", "nvfp4") or name.startswith("int4")
+    if not (fours and level in ("avx2", "avx512") or name == "mxfp4" and level == "avx512_amx"):
         return 0.0
     most = torch.nn.functional.pad(x, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128)).abs().amax(-1).double()
     weights = torch.nn.functional.pad(values, (0, -values.shape[1] % 128)).unflatten(1, (-1, 128)).abs().sum(-1)
