@@ -174,10 +174,14 @@ inline float sum_of(const __m256* acc) {
     return sum_of_lanes(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3])));
 }
 
+// One rounding, wherever this is inlined.
+inline float with_bias(const Weight& w, int64_t row, float sum, float scale) {
+    return __builtin_fmaf(sum, scale, w.bias ? load<float>(w.bias, row) : 0.0f);
+}
+
 template <class Unpack, bool kScaled>
 float float_result(const Weight& w, int64_t row, const __m256* acc) {
-    const float scale = kScaled ? row_scale(w, row) : row_scale(w, row) * Unpack::kFactor;
-    return sum_of(acc) * scale + (w.bias ? load<float>(w.bias, row) : 0.0f);
+    return with_bias(w, row, sum_of(acc), row_scale(w, row) * (kScaled ? 1.0f : Unpack::kFactor));
 }
 
 // acc[t] += the vectors of a step times those of token t.

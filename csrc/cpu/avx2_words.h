@@ -264,10 +264,6 @@ HADRON_LOCAL void add_words(const Weight& w, const WordTables& tables, const uin
     }
 }
 
-inline float finished(const Weight& w, int64_t row, __m256 acc) {
-    return sum_of_lanes(acc) * row_scale(w, row) + (w.bias ? load<float>(w.bias, row) : 0.0f);
-}
-
 // Scratch: the scales of kWordRows rows, and their sums with kWordTokens tokens.
 inline int64_t word_scratch(const Weight& w) {
     return kWordRows * (scales_of_row(w) * 4 + kWordTokens * 32);
@@ -291,7 +287,7 @@ void word_rows(const Weight& w, const WordTables& tables, const uint8_t* const* 
                 if (end < n) {
                     _mm256_store_ps(held + 8 * t, acc[t]);
                 } else {
-                    y[t][first + r] = finished(w, first + r, acc[t]);
+                    y[t][first + r] = with_bias(w, first + r, sum_of_lanes(acc[t]), row_scale(w, first + r));
                 }
             }
         }

@@ -158,10 +158,11 @@ def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(lev
 
     scheme = parse_scheme(name)
     weight = random_weight(scheme, 75, 264)
+    bias = torch.randn(75, generator=torch.Generator().manual_seed(5))
     x = torch.randn(max(FEW), 264, generator=torch.Generator().manual_seed(3))
-    alone = torch.cat([bind(weight, None, 1)(row) for row in x.split(1)])
+    alone = torch.cat([bind(weight, bias, 1)(row) for row in x.split(1)])
     for threads in (1, 2, 3, 4):
-        product = bind(weight, None, threads)
+        product = bind(weight, bias, threads)
         for batch in FEW:
             for first in {0, (len(x) - batch) // 2, len(x) - batch}:
                 rows = slice(first, first + batch)
