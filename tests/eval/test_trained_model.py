@@ -31,6 +31,8 @@ from hadron.cli.main import run
 from hadron.errors import HadronError
 from hadron.eval import shipped
 
+pytestmark = pytest.mark.slow
+
 INDEX = "model.safetensors.index.json"
 ROWS = {"retrieval": 64, "tools": 24, "word_problems": 24}
 GLM52 = DATA / "glm52-tiny-mxfp4"
