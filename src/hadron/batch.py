@@ -7,17 +7,18 @@ short ones first (`attention.backend.split_decodes_and_prefills`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from operator import add
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from hadron.cache.manager import SequenceCache
-from hadron.cache.pages import Pages, slot_mapping
+from hadron.cache.pages import Pages, written_blocks
 from hadron.cache.states import States
 
 
@@ -221,6 +222,10 @@ class ForwardBatch:
 _ABSENT = array("q", [-1])
 
 
+def _ints(values: Iterable[int]) -> torch.Tensor:
+    return torch.frombuffer(array("q", values), dtype=torch.int64)
+
+
 def make_batch(
     steps: Sequence[RequestStep], pages: Pages, states: States, selections: Selections | None = None
 ) -> ForwardBatch:
@@ -238,19 +243,24 @@ def make_batch(
     state_slots = tuple([step.cache.state_slot for step in steps])
     assert len(set(state_slots)) == n, "requests share a state"
 
-    width = max([len(step.cache.block_table) for step in steps])
-    written: list[int] = []
-    tokens, positions, owners, slots, tables = (array("q") for _ in range(5))
-    for i, (step, first, end) in enumerate(zip(steps, context_lens, sequence_lens, strict=True)):
-        table = step.cache.block_table
-        written += table[first // size : (end - 1) // size + 1]
-        tokens.extend(step.token_ids)
-        positions.extend(range(first, end))
-        owners.extend(repeat(i, end - first))
-        slots += slot_mapping(table, first, end - first, size, pages.blocks)
-        tables += table  # thousands of numbers behind long contexts: never one by one
-        tables += _ABSENT * (width - len(table))
+    held = [step.cache.block_table for step in steps]
+    written = written_blocks(held, context_lens, sequence_lens, size, pages.blocks)
     assert len(set(written)) == len(written), "requests share a page that is written"
+    width = max(map(len, held))
+    padded = _ABSENT * (n * width)
+    rows = memoryview(padded)  # thousands of numbers behind long contexts: never one by one
+    for i, table in enumerate(held):
+        rows[i * width : i * width + len(table)] = table
+
+    tables = torch.frombuffer(padded, dtype=torch.int64).view(n, width)
+    if starts[-1] == n:  # one token each, as nearly always: several times as fast without numpy
+        owners, positions = _ints(range(n)), _ints(context_lens)
+        slots = _ints([block * size + first % size for block, first in zip(written, context_lens, strict=True)])
+    else:
+        owners = torch.from_numpy(np.repeat(np.arange(n), query_lens))
+        firsts = torch.from_numpy(np.repeat(np.subtract(context_lens, starts[:-1]), query_lens))
+        positions = torch.arange(starts[-1]) + firsts
+        slots = tables[owners, positions // size] * size + positions % size
 
     if selections is not None:
         selections.begin(context_lens[0])
@@ -258,19 +268,16 @@ def make_batch(
     verification = Verification(range(guessing[0], guessing[-1] + 1)) if guessing else None
     assert verification is None or len(guessing) == len(verification.requests), "requests with guesses lie apart"
 
-    def ints(values: array[int]) -> torch.Tensor:
-        return torch.frombuffer(values, dtype=torch.int64).to(pages.device)
-
     return ForwardBatch(
-        token_ids=ints(tokens),
-        positions=ints(positions),
-        request_of_token=ints(owners),
-        slots=ints(slots),
+        token_ids=_ints(chain.from_iterable([step.token_ids for step in steps])).to(pages.device),
+        positions=positions.to(pages.device),
+        request_of_token=owners.to(pages.device),
+        slots=slots.to(pages.device),
         query_lens=query_lens,
         context_lens=context_lens,
         sequence_lens=sequence_lens,
         query_starts=starts,
-        block_tables=ints(tables).view(n, width),
+        block_tables=tables.to(pages.device),
         state_slots=state_slots,
         pages=pages,
         states=states,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hadron.batch import RequestStep, make_batch
 from hadron.cache.blocks import BlockPool
-from hadron.cache.pages import Pages, slot_mapping
+from hadron.cache.manager import SequenceCache
+from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec, LayerCache
+from hadron.cache.states import States
+
+SPEC = CacheSpec((LayerCache(latent_width=3, index_width=2),), 2, "float32", 4, "float32")
 
 
 @settings(max_examples=100, deadline=None)
@@ -23,19 +31,22 @@ def test_br54_the_slot_mapping_is_injective(page_size: int, pool: int, lengths: 
     """Every position has a slot of its own, every pool a row of its own, in one unit for tables and slots."""
     blocks = sum(-(-length // page_size) for length in lengths)
     allocator = BlockPool(blocks, page_size)
-    tables: list[list[int]] = [[] for _ in lengths]
+    pages, states = tiny_pages(blocks, page_size), States(SPEC, len(lengths))
+    caches = [SequenceCache(array("q"), slot, 0) for slot in range(len(lengths))]
     for page in range(max(-(-length // page_size) for length in lengths)):  # tables interleave
-        for table, length in zip(tables, lengths, strict=True):
+        for cache, length in zip(caches, lengths, strict=True):
             if page * page_size < length:
-                table += allocator.allocate(1)
-    slots: list[list[int]] = []
-    for table, length in zip(tables, lengths, strict=True):
-        pieces = [
-            slot_mapping(table, start, min(chunk, length - start), page_size, blocks)
-            for start in range(0, length, chunk)
-        ]
-        slots.append([slot for piece in pieces for slot in piece])
-        assert slots[-1] == [table[p // page_size] * page_size + p % page_size for p in range(length)]
+                cache.block_table.extend(allocator.allocate(1))
+    slots: list[list[int]] = [[] for _ in lengths]
+    for start in range(0, max(lengths), chunk):
+        moving = [i for i, length in enumerate(lengths) if length > start]
+        steps = [RequestStep(caches[i], [0] * min(chunk, lengths[i] - start), start=start) for i in moving]
+        batch = make_batch(steps, pages, states)
+        assert batch.positions.tolist() == [start + t for step in steps for t in range(len(step.token_ids))]
+        for owner, slot in zip(batch.request_of_token.tolist(), batch.slots.tolist(), strict=True):
+            slots[moving[owner]].append(slot)
+    for cache, length, own in zip(caches, lengths, slots, strict=True):
+        assert own == [cache.block_table[p // page_size] * page_size + p % page_size for p in range(length)]
     everything = [slot for sequence in slots for slot in sequence]
     assert len(set(everything)) == sum(lengths)
     assert min(everything) >= 0 and max(everything) < blocks * page_size
@@ -48,20 +59,21 @@ def test_br54_the_slot_mapping_is_injective(page_size: int, pool: int, lengths: 
 @pytest.mark.parametrize(
     ("table", "start", "count", "words"),
     [
-        ([0, 1], 6, 3, "position 8 lies in page 2: the table has 2 pages"),
-        ([0, 9], 4, 1, "block 9 of 4 blocks"),
-        ([0, -1], 4, 1, "block -1 of 4 blocks"),
+        ([0, 1], 6, 3, "positions 6 to 8 lie outside a table of 2 pages of 4 tokens"),
+        ([0, 9], 4, 1, "a table holds block 9: the cache has 4 blocks"),
+        ([0, -1], 4, 1, "block -1: the cache has 4 blocks"),
         ([], 0, 1, "0 pages"),
-        ([0, 1], -1, 1, "position -1"),
+        ([0, 1], -1, 1, "positions -1 to -1"),
     ],
 )
 def test_br54_ids_out_of_range_raise(table: list[int], start: int, count: int, words: str) -> None:
+    step = RequestStep(SequenceCache(array("q", table), 0, 0), [7] * count, start=start)
     with pytest.raises(IndexError, match=words):
-        slot_mapping(table, start, count, 4, 4)
+        make_batch([step], tiny_pages(4, 4), States(SPEC, 1))
 
 
-def tiny_pages() -> Pages:
-    return Pages(CacheSpec((LayerCache(latent_width=3, index_width=2),), 2, "float32", 4, "float32"), 2)
+def tiny_pages(blocks: int = 2, page_size: int = 4) -> Pages:
+    return Pages(replace(SPEC, page_size=page_size), blocks)
 
 
 @pytest.mark.parametrize("slot", [-1, 8])

@@ -268,10 +268,9 @@ class CacheManager:
 
     def try_grow(self, sequence: SequenceCache, tokens: int) -> bool:
         """Make room for `tokens` more than are committed; False, and no change, where there are no blocks for that."""
-        needed = self._lacking(sequence, tokens)
-        if needed > self.blocks.free_blocks:
-            return False
-        if needed > 0:
+        if sequence.tokens + tokens > len(sequence.block_table) * self.spec.page_size:
+            if self._lacking(sequence, tokens) > self.blocks.free_blocks:
+                return False
             self.grow(sequence, tokens)
         return True
 

@@ -15,18 +15,22 @@ import torch
 from hadron.cache.spec import FP8, CacheSpec
 
 
-def slot_mapping(block_table: Sequence[int], start: int, count: int, page_size: int, blocks: int) -> array[int]:
-    """The slots of positions start .. start+count-1 of a sequence; `IndexError` outside table or cache."""
-    slots, end = array("q"), start + count
-    while start < end:
-        page, offset = divmod(start, page_size)
-        if not 0 <= page < len(block_table) or not 0 <= block_table[page] < blocks:
-            held = f"{len(block_table)} pages" if page >= len(block_table) else f"block {block_table[page]}"
-            raise IndexError(f"position {start} lies in page {page}: the table has {held} of {blocks} blocks")
-        first, most = block_table[page] * page_size + offset, min(page_size - offset, end - start)
-        slots.extend(range(first, first + most))
-        start += most
-    return slots
+def written_blocks(
+    tables: Sequence[array[int]], starts: Sequence[int], ends: Sequence[int], page_size: int, blocks: int
+) -> list[int]:
+    """The blocks of positions starts[i] .. ends[i]-1 of every sequence i, one after another; `IndexError` for a
+    position outside its table and for a block outside the cache."""
+    written: list[int] = []
+    for table, start, end in zip(tables, starts, ends, strict=True):
+        if not 0 <= start < end <= len(table) * page_size:
+            raise IndexError(
+                f"positions {start} to {end - 1} lie outside a table of {len(table)} pages of {page_size} tokens"
+            )
+        written += table[start // page_size : (end - 1) // page_size + 1]
+    if min(written) < 0 or max(written) >= blocks:
+        wrong = next(block for block in written if not 0 <= block < blocks)
+        raise IndexError(f"a table holds block {wrong}: the cache has {blocks} blocks")
+    return written
 
 
 def load_rows(targets: Sequence[torch.Tensor], data: bytes) -> None:

@@ -47,12 +47,14 @@ class States:
 
     def stamps(self, slots: Sequence[int]) -> tuple[int, ...]:
         """`stamp` of each."""
-        return tuple([self._stamps[self._checked(slot)] for slot in slots])
+        self._check(slots)
+        return tuple([self._stamps[slot] for slot in slots])
 
     def advance(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Stamp each slot with the tokens its sequence has now; called once a forward pass, at its end."""
+        self._check(slots)
         for slot, count in zip(slots, tokens, strict=True):
-            self._stamps[self._checked(slot)] = count
+            self._stamps[slot] = count
 
     def reset(self, slot: int, tokens: int) -> None:
         """Zero the state in `slot` and stamp it."""
@@ -81,6 +83,11 @@ class States:
 
     def _tensors(self) -> list[torch.Tensor]:
         return [tensor for tensor in (*self.kda, *self.conv, *self.tails) if tensor is not None]
+
+    def _check(self, slots: Sequence[int]) -> None:
+        if slots:
+            self._checked(min(slots))
+            self._checked(max(slots))
 
     def _checked(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

@@ -29,10 +29,3 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 bits: the first of BLAKE2b-64 of both as 64-bit integers, little-endian (RFC 7693)."""
     digest = hashlib.blake2b(_PAIR.pack(seed, position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def chance(params: SamplingParams, seed: int, position: int) -> tuple[float, float, float, float]:
-    """What decides the token at a position, besides its logits (`Logits.draw`). params: with a temperature, its
-    defaults filled in."""
-    assert params.temperature is not None and params.top_p is not None and params.min_p is not None
-    return params.temperature, params.top_p, params.min_p, uniform(seed, position)

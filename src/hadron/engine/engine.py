@@ -83,6 +83,8 @@ class Engine:
             turn_tokens=turn_tokens,
             drafts=0 if runner.drafter is None else runner.drafter.drafts,
         )
+        #: What was counted since the engine began.
+        self.stats: Stats = self._scheduler.stats
 
     @property
     def capacity(self) -> int:
@@ -93,11 +95,6 @@ class Engine:
     def has_requests(self) -> bool:
         """Whether another `step` has something to do."""
         return not self._scheduler.idle
-
-    @property
-    def stats(self) -> Stats:
-        """What was counted since the engine began."""
-        return self._scheduler.stats
 
     @property
     def load(self) -> Load:

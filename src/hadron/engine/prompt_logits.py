@@ -22,6 +22,7 @@ def prompt_logits(
     try:
         for start in range(0, len(ids), most):
             piece = ids[start : start + most]
+            manager.grow(cache, len(piece))
             logits = runner.run([RequestStep(cache, piece)], [len(piece)], selections).logits
             if runner.faults and runner.faults[0] is not None:
                 raise not_finite(runner.faults[0])

@@ -111,6 +111,7 @@ class Request:
     the same prompt, or with the same beginning, whose cache this one waits for.
     scoring: of what prompt_logprobs are wanted; None: of the whole prompt.
     computed: tokens, counted from the first, whose state is in the cache; only the scheduler changes it.
+    max_new_tokens: most tokens to generate, by max_tokens and by what fits.
     """
 
     request_id: str
@@ -139,21 +140,22 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     stop_strings: StopStrings = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    max_new_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.stop_strings = StopStrings(self.params.stop_strings)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        # the last token need not fit: it is returned and never fed back
+        room = self.capacity - self.num_prompt_tokens + 1
+        self.max_new_tokens = room if self.params.max_tokens is None else min(self.params.max_tokens, room)
         if self.scoring is not None:
             self.prompt_logprobs = [None] * self.scoring.first
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Tokens known: the prompt's and the generated ones."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def token_ids(self) -> list[int]:
@@ -182,16 +184,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Known tokens that the model has not seen; 1 while decoding."""
-        return self.num_tokens - self.computed
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Most tokens to generate, by max_tokens and by what fits.
-
-        The last token need not fit: it is returned and never fed back.
-        """
-        room = self.capacity - self.num_prompt_tokens + 1
-        return room if self.params.max_tokens is None else min(self.params.max_tokens, room)
+        return self.num_prompt_tokens + len(self.output_token_ids) - self.computed
 
     @property
     def is_finished(self) -> bool:
@@ -200,9 +193,10 @@ class Request:
 
     def next_tokens(self, most: int) -> list[int]:
         """Up to `most` tokens that the model has not seen, in order."""
-        if self.output_token_ids and self.computed + 1 == self.num_tokens:  # decoding
+        known = self.num_tokens
+        if self.computed + 1 == known and self.output_token_ids:  # decoding
             return self.output_token_ids[-1:]
-        return self.tokens_between(self.computed, min(self.num_tokens, self.computed + most))
+        return self.tokens_between(self.computed, min(known, self.computed + most))
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Known tokens from position `start` to before `end`."""
@@ -217,24 +211,25 @@ class Request:
         self.output_token_ids.append(token)
         if row is not None:
             self.logprobs.append(row)
-        if token in self.params.stop_token_ids:
+        added = ""
+        if token in self.params.stop_token_ids:  # the token that ends a text has none itself
             self._finish(FinishReason.STOP, token)
         elif token in self.eos:
             self._finish(FinishReason.STOP, None)
-        added = self._take_text(token)
-        if not self.is_finished and complete:
-            self._finish(FinishReason.STOP, None)
-        if not self.is_finished and len(self.output_token_ids) >= self.max_new_tokens:
-            self._finish(FinishReason.LENGTH, None)
-        if self.is_finished:
+        elif self.detokenizer is not None:
+            added = self._take_text(self.detokenizer, token)
+        if self.state is not State.FINISHED:
+            if complete:
+                self._finish(FinishReason.STOP, None)
+            elif len(self.output_token_ids) >= self.max_new_tokens:
+                self._finish(FinishReason.LENGTH, None)
+        if self.state is State.FINISHED:
             added += self._flush()
         self.text += added
         return added
 
-    def _take_text(self, token: int) -> str:
-        if self.detokenizer is None or self.is_finished:  # the token that ends a sequence has no text
-            return ""
-        added = self.detokenizer.push(token)
+    def _take_text(self, detokenizer: Detokenizer, token: int) -> str:
+        added = detokenizer.push(token)
         if len(self.output_token_ids) < self.params.min_tokens:
             return added
         added = self.stop_strings.push(added)

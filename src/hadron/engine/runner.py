@@ -79,15 +79,14 @@ class Runner:
         self.drafter = None if mtp is None else Drafter(mtp, self.manager, self._pages, self._states, drafts)
 
     def run(self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None) -> Ran:
-        """Take the steps' tokens into their caches, and compute the logits of the last tokens that are wanted of each.
+        """Take the steps' tokens into their caches, which have room for them, and compute the logits of the last
+        tokens that are wanted of each.
 
         selections: of the only step's request, to be recorded or imposed.
 
         The caches of steps with guesses stand where they stood, until `accept`. When it raises, the caches of these
         requests are no longer usable and must be released.
         """
-        for step in steps:
-            self.manager.grow(step.cache, len(step.token_ids))
         with torch.inference_mode():
             batch = make_batch(steps, self._pages, self._states, selections)
             trace = NonFiniteTrace() if self.debug_nonfinite else None

@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
-from itertools import islice, repeat
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hadron.engine.draw import FIRST, FURTHER, chance, limit
+from hadron.engine.draw import FIRST, FURTHER, limit, uniform
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
@@ -108,29 +108,33 @@ def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Like
     for kind, keys in kinds.items():
         owners = [asked[key] for key in keys]
         (count, temperature), draw, ruled = kind
-        chances = None if draw is None else _chances(owners)  # before the search drives what it reads out of the caches
+        drawn = None if draw is None else chances(owners)  # before the search drives what it reads out of the caches
         found = logits.best(count, rows=[row for own in owners for row in own.rows], temperature=temperature)
         tokens: list[int | None]
-        if draw is None or chances is None:
+        if draw is None or drawn is None:
             tokens = found.ids[:, 0].tolist()
         else:
-            drawn = logits.draw(found, draw.likeliest, chances, among_all=draw.temperature is not None)
-            tokens = [token if token >= 0 else None for token in drawn]
+            picked = logits.draw(found, draw.likeliest, drawn, among_all=draw.temperature is not None)
+            tokens = [token if token >= 0 else None for token in picked]
         faults = found.faults.tolist()
         if ruled or any(faults):  # what came of faults is not defined
             tokens = [None if ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
-        each = map(Likeliest, repeat(found), count_from(0), tokens)
-        given |= {key: list(islice(each, len(own.rows))) for key, own in zip(keys, owners, strict=True)}
+        each, row = list(map(Likeliest, repeat(found), count_from(0), tokens)), 0
+        for key, own in zip(keys, owners, strict=True):
+            given[key] = each[row : row + len(own.rows)]
+            row += len(own.rows)
     return given
 
 
-def _chances(owners: Iterable[Asked]) -> array[float]:
-    """`chance` of their rows, one after another."""
-    chances = array("d")
+def chances(owners: Iterable[Asked]) -> array[float]:
+    """What decides their rows besides the logits, as `Logits.draw` takes it; they have a temperature."""
+    found = array("d")
     for own in owners:
-        for turn in range(len(own.rows)):
-            chances.extend(chance(own.params, own.seed, own.position + turn))
-    return chances
+        params = own.params
+        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
+        for position in range(own.position, own.position + len(own.rows)):
+            found.extend((params.temperature, params.top_p, params.min_p, uniform(own.seed, position)))
+    return found
 
 
 def choose(
@@ -167,8 +171,7 @@ def choose(
     while token is None:
         count *= FURTHER
         more = left.best(count, temperature=params.temperature)
-        own = array("d", chance(params, seed, position))
-        (drawn,) = left.draw(more, count, own, among_all=count < left.vocabulary)
+        (drawn,) = left.draw(more, count, chances([asked]), among_all=count < left.vocabulary)
         token = drawn if drawn >= 0 else None
     if params.logprobs is None:
         return Choice(token, None)

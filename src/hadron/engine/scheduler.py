@@ -134,20 +134,22 @@ class Scheduler:
         self._admit()
         while True:
             counts = self._share_out()
-            if all(self._grow(entry, count) for entry, count in counts.items()):
+            if self._grow(counts):
                 break
             self._preempt(self._running[-1])
         steps, left = [], self._budget - sum(counts.values())
         for entry, count in counts.items():
             entry.served = self._step
+            request, drafts = entry.request, 0
             assert entry.cache is not None
-            ids, last, drafts = entry.request.next_tokens(count), count == entry.request.num_uncomputed, 0
+            ids, last = request.next_tokens(count), count == request.num_uncomputed
             if entry.drafts:
                 riding = self._riding(entry, left) if last and count == 1 else []
                 ids, drafts, entry.drafts = ids + riding, len(riding), []
                 left -= drafts
-            steps.append(Scheduled(entry.request, entry.cache, ids, last, drafts))
-        steps.sort(key=lambda step: (len(step.token_ids) > 1 + self._drafts, step.drafts > 0))
+            steps.append(Scheduled(request, entry.cache, ids, last, drafts))
+        if left < self._budget - len(steps):  # else one token each
+            steps.sort(key=lambda step: (len(step.token_ids) > 1 + self._drafts, step.drafts > 0))
         return steps
 
     def draft(self, request: Request, guesses: list[int]) -> None:
@@ -164,7 +166,7 @@ class Scheduler:
             # a state is kept where a page ends: do not run past that
             size = self._manager.spec.page_size
             count = min(count, size - 1 - entry.request.computed % size)
-        while count > 0 and not self._grow(entry, 1 + count):
+        while count > 0 and not self._manager.try_grow(entry.cache, 1 + count):
             count -= 1
         return entry.drafts[: max(0, count)]
 
@@ -180,16 +182,21 @@ class Scheduler:
                 entry.alone_until = 0
             if not self._prefix_caching:
                 continue
-            if request.computed in entry.places:
-                self._manager.keep(cache)
-            elif request.computed >= request.num_prompt_tokens:
-                kept = self._manager.keep(cache, passing=True)
-                if kept is not None:
-                    if entry.passing is not None and entry.passing != kept:
-                        self._manager.prefixes.drop_passing(entry.passing)
-                    entry.passing = kept
+            if request.computed % self._manager.spec.page_size == 0:
+                self._keep(entry, cache)
             if before < request.num_prompt_tokens <= request.computed:
                 self._manager.persist(cache)  # at once: what took hours must not wait for the answer
+
+    def _keep(self, entry: _Entry, cache: SequenceCache) -> None:
+        """The state where a page ends, in the one place that moves along behind the prompt."""
+        if entry.request.computed in entry.places:
+            self._manager.keep(cache)
+        elif entry.request.computed >= entry.request.num_prompt_tokens:
+            kept = self._manager.keep(cache, passing=True)
+            if kept is not None:
+                if entry.passing is not None and entry.passing != kept:
+                    self._manager.prefixes.drop_passing(entry.passing)
+                entry.passing = kept
 
     def release(self, request: Request) -> None:
         """The request ends here, for whatever reason: its cache is given back."""
@@ -286,7 +293,7 @@ class Scheduler:
             turns = sorted(running, key=attrgetter("served", "order"))[: self._budget]
             return dict.fromkeys(sorted(turns, key=_ORDER), 1)
         counts = dict.fromkeys(running, 1)
-        prompts = [entry for entry in running if self._next_piece(entry) > 1]
+        prompts = [entry for entry in running if entry.request.num_uncomputed > 1 and self._next_piece(entry) > 1]
         left = self._budget - len(running)
         shares = [(entry, left) for entry in sorted(prompts, key=lambda e: (e.request.num_uncomputed, e.order))]
         if prompts:
@@ -299,14 +306,16 @@ class Scheduler:
 
     def _next_piece(self, entry: _Entry) -> int:
         """Most tokens that the request can take in one step: to where its state is to be kept, or all."""
-        computed, left = entry.request.computed, entry.request.num_uncomputed
-        if left == 1:
-            return 1
-        return next((place - computed for place in entry.places if place > computed), left)
+        computed = entry.request.computed
+        return next((place - computed for place in entry.places if place > computed), entry.request.num_uncomputed)
 
-    def _grow(self, entry: _Entry, count: int) -> bool:
-        assert entry.cache is not None
-        return self._manager.try_grow(entry.cache, count)
+    def _grow(self, counts: dict[_Entry, int]) -> bool:
+        """Make room for the tokens of all; False where that is not to be had."""
+        for entry, count in counts.items():
+            assert entry.cache is not None
+            if not self._manager.try_grow(entry.cache, count):
+                return False
+        return True
 
     def _preempt(self, entry: _Entry) -> None:
         """The request loses pages and state together, and keeps its place in the order."""
