@@ -96,6 +96,8 @@ def test_who_watches_may_ask_for_the_head_alone(http: httpx.Client, path: str) -
         (COMPLETIONS, {"prompt": "a", "stop_token_ids": [10**9]}, "stop_token_ids[0]"),
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "poem"}}, "response_format.type"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "stream_options": {}}, "stream_options"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": TALK, "max_completion_tokens": -1}, "max_completion_tokens"),
         (CHAT, {"messages": TALK, "model": 7}, "model"),

@@ -80,6 +80,8 @@ class OutputConfig(Given):
 class CountRequest(Body):
     """`POST /v1/messages/count_tokens`."""
 
+    open_fields = frozenset({"messages"})
+
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1)]
     system: str | list[SystemBlock] | None = None

@@ -6,7 +6,8 @@ and the engine, so that every interface refuses alike. Fields beyond OpenAI's ar
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +22,17 @@ class Given(BaseModel):
     """A body, or a part of one."""
 
     model_config = ConfigDict(strict=True, extra="allow")
+    #: Fields whose parts may hold anything: what an interface gave out itself, or what a template reads.
+    open_fields: ClassVar[frozenset[str]] = frozenset()
+
+    def unknown(self, where: str = "") -> Iterator[str]:
+        """Names of fields that are not known, here and in the parts; where: what stands before them."""
+        yield from (where + name for name in self.model_extra or ())
+        for name in type(self).model_fields.keys() - self.open_fields:
+            value = getattr(self, name)
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, Given):
+                    yield from part.unknown(f"{where}{name}.")
 
 
 class Body(Given):
@@ -32,7 +44,7 @@ class Body(Given):
     @property
     def ignored(self) -> list[str]:
         """Names of fields, with which nothing is done."""
-        return sorted(self.model_extra or ())
+        return sorted(set(self.unknown()))
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +124,14 @@ class Sampling(Common):
     stream_options: StreamOptions | None = None
     model: str | None = None
     user: str | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(
+                400, "stream_options: found without a stream; accepted: beside stream: true", param="stream_options"
+            )
+        return self
 
 
 class FunctionCall(Given):
@@ -195,6 +215,8 @@ class ResponseFormat(Given):
 
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`. reasoning_effort, chat_template_kwargs: for the template."""
+
+    open_fields = frozenset({"messages", "tools"})
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: int | None = None

@@ -71,6 +71,8 @@ class Text(Given):
 class ResponsesRequest(Common):
     """`POST /v1/responses`."""
 
+    open_fields = frozenset({"input"})
+
     input: str | Annotated[list[Item], Field(min_length=1)]
     model: str | None = None
     instructions: str | None = None
