@@ -20,6 +20,7 @@ constexpr int64_t kTileRows = 8;        // unpacked at a time
 constexpr int64_t kTileColumns = 512;   // of them: they and those of the tokens stay in L1
 constexpr int64_t kPassTokens = 96;     // whose sums with those rows stay in L2
 constexpr int64_t kFloatsAhead = 2048;  // bytes
+constexpr int64_t kApart = 576;         // bytes, so that the tokens of a pass do not share sets of the caches
 
 // v = even, odd words of the first sixteen, then of the others.
 struct UnpackBf16 {
@@ -103,7 +104,7 @@ inline int64_t float_steps(const Weight& w) {
     return (w.columns + kStep - 1) / kStep;
 }
 inline int64_t float_bytes(const Weight& w) {
-    return float_steps(w) * kStep * 4;
+    return float_steps(w) * kStep * 4 + kApart;
 }
 
 inline void prepare_floats(const Weight& w, const float* x, uint8_t* prepared) {
@@ -210,25 +211,39 @@ void few_floats(const Weight& w, const float* const* x, int64_t first, int64_t l
     }
 }
 
-// Unpacked rows, [row][column], with the sums of all tokens, [row][token][32], brought along.
-template <int kSome>
-void add_tile(const float* tile, int64_t rows, int64_t columns, const float* const* x, int64_t begin,
-              float* sums, int64_t tokens) {
-    for (int64_t r = 0; r < rows; ++r) {
-        __m256 acc[kSome][4];
-        float* held = sums + r * tokens * kStep;
-        for (int t = 0; t < kSome; ++t) {
-            for (int i = 0; i < 4; ++i) acc[t][i] = _mm256_load_ps(held + t * kStep + 8 * i);
+// kRows unpacked rows, [row][column], with the sums of all tokens, [row][token][32], brought along: one
+// vector of each step after the other, so that sums of four rows and three tokens are registers.
+template <int kRows, int kSome>
+HADRON_LOCAL void add_tile(const float* tile, int64_t columns, const float* const* x, int64_t begin,
+                           float* sums, int64_t tokens) {
+    for (int64_t i = 0; i < kStep; i += 8) {
+        __m256 acc[kRows][kSome];
+        const auto held = [&](int r, int t) { return sums + (r * tokens + t) * kStep + i; };
+        for (int r = 0; r < kRows; ++r) {
+            for (int t = 0; t < kSome; ++t) acc[r][t] = _mm256_load_ps(held(r, t));
         }
-        for (int64_t k = 0; k < columns; k += kStep) {
-            __m256 v[4];
-            for (int i = 0; i < 4; ++i) v[i] = _mm256_load_ps(tile + r * kTileColumns + k + 8 * i);
-            add_step<kSome>(v, x, begin + k, acc);
+        for (int64_t k = i; k < columns; k += kStep) {
+            __m256 own[kSome];
+            for (int t = 0; t < kSome; ++t) own[t] = _mm256_load_ps(x[t] + begin + k);
+            for (int r = 0; r < kRows; ++r) {
+                const __m256 v = _mm256_load_ps(tile + r * kTileColumns + k);
+                for (int t = 0; t < kSome; ++t) acc[r][t] = _mm256_fmadd_ps(v, own[t], acc[r][t]);
+            }
         }
-        for (int t = 0; t < kSome; ++t) {
-            for (int i = 0; i < 4; ++i) _mm256_store_ps(held + t * kStep + 8 * i, acc[t][i]);
+        for (int r = 0; r < kRows; ++r) {
+            for (int t = 0; t < kSome; ++t) _mm256_store_ps(held(r, t), acc[r][t]);
         }
     }
+}
+
+template <int kSome>
+void add_tile_rows(const float* tile, int64_t rows, int64_t columns, const float* const* x, int64_t begin,
+                   float* sums, int64_t tokens) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4)
+        add_tile<4, kSome>(tile + r * kTileColumns, columns, x, begin, sums + r * tokens * kStep, tokens);
+    for (; r < rows; ++r)
+        add_tile<1, kSome>(tile + r * kTileColumns, columns, x, begin, sums + r * tokens * kStep, tokens);
 }
 
 template <class Unpack, bool kScaled>
@@ -252,9 +267,11 @@ void many_floats(const Weight& w, const float* const* x, int64_t tokens, int64_t
             }
             int64_t t = 0;
             for (; t + kTokens <= tokens; t += kTokens)
-                add_tile<kTokens>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
-            if (tokens - t == 2) add_tile<2>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
-            if (tokens - t == 1) add_tile<1>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
+                add_tile_rows<kTokens>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
+            if (tokens - t == 2)
+                add_tile_rows<2>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
+            if (tokens - t == 1)
+                add_tile_rows<1>(tile, rows, columns, x + t, begin, sums + t * kStep, tokens);
         }
         for (int64_t r = 0; r < rows; ++r) {
             for (int64_t t = 0; t < tokens; ++t) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "avx2_floats.h"
-#include "avx2_words.h"
+#include "avx2_word_rows.h"
 #include "formats.h"
 #include "level.h"
 
@@ -35,7 +35,7 @@ void prepare(const Weight& w, const float* x, uint8_t* prepared) {
 }
 
 int64_t scratch_bytes(const Weight& w, int64_t tokens) {
-    if (takes_words(w)) return whole_lines(word_scratch(w));
+    if (takes_words(w)) return whole_lines(word_scratch(w, tokens));
     return takes_floats(w) ? float_scratch(tokens) : whole_lines(portable::scratch_bytes(w, tokens));
 }
 

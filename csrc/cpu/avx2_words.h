@@ -1,70 +1,84 @@
-// Codes of four bits in vectors of 256 bits: products of sixteen-bit integers, straight from the packed
-// codes.
+// Codes of four bits in vectors of 256 bits: integers, straight from the packed codes.
 //
-// Codes of 64 columns, a block, unpack by a shuffle of bytes to four vectors of sixteen words: their value
-// (of FP4 twice that), and a constant that keeps them positive. Activations become integers of sixteen bits,
-// relative to the largest of 128 columns, a chunk: those of at least 1/128 of it lose nothing that bfloat16
-// has, the others at most 2^-16 of it. The sums of a block are exact, each lane those of eight columns, so
-// that every lane has one scale and zero point. A block is always
+// Activations become integers of sixteen bits, relative to the largest of 128 columns, a chunk: those of at
+// least 1/128 of it lose nothing that bfloat16 has, the others at most 2^-16 of it. The sums of a chunk are
+// exact, each lane those of sixteen columns side by side, so that every lane has one scale and zero point. A
+// chunk is always
 //
 //     acc = sum * (scale of the codes * scale of the activations) + acc
 //
-// in eight lanes that are added up in one fixed order at the end, whatever the number of tokens.
+// in eight lanes that are added up in one fixed order at the end. How the exact sums come about is free: few
+// tokens multiply bytes, by a shuffle of which codes become their value (of FP4 twice that) and a constant
+// that keeps it positive, with the two bytes of activations; many multiply words that are unpacked once.
 #pragma once
 
 #include <immintrin.h>
-
-#include <type_traits>
 
 #include "avx2_floats.h"
 
 namespace hadron::avx2 {
 namespace {
 
-constexpr int64_t kBlock = 64;
 constexpr int64_t kChunk = 128;
-constexpr int64_t kBlockBytes = 32;      // of codes
-constexpr int64_t kPreparedBlock = 160;  // four vectors of words, one of what takes the constant off
-constexpr int kWordTokens = 4;           // at a time: their sums and a block's codes are all registers
-constexpr int64_t kWordRows = 32;        // whose codes of a slice stay in L1, as that of the tokens does
-constexpr int64_t kSlice = 8;            // chunks
-constexpr int64_t kWordsAhead = 2048;    // bytes
+constexpr int64_t kChunkBytes = 64;  // of codes
+constexpr int64_t kLaneColumns = 16;
+constexpr int kVectors = 8;      // of a chunk's words
+constexpr int kByteVectors = 4;  // of its bytes
 
 inline bool takes_words(const Weight& w) {
     if (!w.rounds()) return false;
     if (w.element == Element::int4)
         return w.granularity != Granularity::block &&
-               (w.granularity != Granularity::group || w.block_columns % 8 == 0);
+               (w.granularity != Granularity::group || w.block_columns % kLaneColumns == 0);
     if (w.element != Element::e2m1 || w.granularity != Granularity::group || w.zeros) return false;
     return w.scale_type == ScaleType::e8m0 ? w.block_columns == 32
                                            : w.scale_type == ScaleType::e4m3 && w.block_columns == 16;
 }
 
-// What a word of a code is beside its value: what makes that positive, and in the upper byte, whose shuffle
-// finds code 0, that code's again. INT4's is raised as it is stored.
+// What a code's byte is beside its value: what makes that positive. INT4's is so as it is stored.
 inline int raised(Element element) {
     return element == Element::e2m1 ? 12 : 8;
-}
-inline int constant(Element element) {
-    return element == Element::e2m1 ? 12 * 256 + 12 : 8;
 }
 
 inline int64_t word_chunks(const Weight& w) {
     return (w.columns + kChunk - 1) / kChunk;
 }
 
-// Blocks, then the scale of each chunk.
+// Of one token. constant: what takes off that codes are raised.
+struct PreparedChunk {
+    __m256i words[kVectors], constant;
+    float scale;
+};
+// The same in bytes: a word is 256 times the one of `upper` less the one of `lower`. So they have all that
+// bfloat16 holds, of which 127 * 256 + 128 is the most.
+struct PreparedBytes {
+    __m256i upper[kByteVectors], lower[kByteVectors];
+};
+static_assert(sizeof(PreparedChunk) % 64 == 0 && sizeof(PreparedBytes) % 64 == 0);
+
+// Chunks, then their bytes.
 inline int64_t word_bytes(const Weight& w) {
-    return word_chunks(w) * 2 * kPreparedBlock + (word_chunks(w) * 4 + 63) / 64 * 64;
+    return word_chunks(w) * static_cast<int64_t>(sizeof(PreparedChunk) + sizeof(PreparedBytes));
+}
+inline const PreparedBytes* bytes_behind(const Weight& w, const PreparedChunk* chunks) {
+    return reinterpret_cast<const PreparedBytes*>(chunks + word_chunks(w));
 }
 
-inline const float* word_scales(const Weight& w, const uint8_t* prepared) {
-    return reinterpret_cast<const float*>(prepared + word_chunks(w) * 2 * kPreparedBlock);
+// The first column of a lane: as the halves of two vectors fall that are shuffled to every other quarter.
+inline int64_t lane_column(int64_t lane) {
+    return (lane / 4 * 2 + lane % 2 + lane / 2 % 2 * 4) * kLaneColumns;
+}
+
+// Of two vectors of eight columns a lane, those of the first halves of sixteen columns, or of the second.
+template <int kHalf>
+HADRON_LOCAL __m256i halves_of(__m256i a, __m256i b) {
+    constexpr int kQuarters = kHalf ? 0xdd : 0x88;
+    return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), kQuarters));
 }
 
 // 64 integers in the order of columns to words in the order in which codes unpack: vector i, word j is column
-// 4 j + i. Then what takes the constant off: so many times the sums of eight.
-inline void store_words(const __m256i* fixed, int times, uint8_t* to) {
+// 4 j + i. Then the sums of eight.
+inline void deal_words(const __m256i* fixed, __m256i* out) {
     const __m256i by_rest = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9,
                                              2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     const __m256i halves = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -79,18 +93,42 @@ inline void store_words(const __m256i* fixed, int times, uint8_t* to) {
         two[m] = _mm256_unpacklo_epi64(four[m], four[m + 1]);
         two[m + 1] = _mm256_unpackhi_epi64(four[m], four[m + 1]);
     }
-    auto* out = reinterpret_cast<__m256i*>(to);
     for (int i = 0; i < 2; ++i) {
-        _mm256_store_si256(out + i, _mm256_permute2x128_si256(two[i], two[2 + i], 0x20));
-        _mm256_store_si256(out + 2 + i, _mm256_permute2x128_si256(two[i], two[2 + i], 0x31));
+        out[i] = _mm256_permute2x128_si256(two[i], two[2 + i], 0x20);
+        out[2 + i] = _mm256_permute2x128_si256(two[i], two[2 + i], 0x31);
     }
     __m256i sums[4];
     for (int m = 0; m < 4; ++m) sums[m] = _mm256_hadd_epi32(fixed[2 * m], fixed[2 * m + 1]);
     // of the lower halves of vectors 0 to 3 and of their upper halves, then 4 to 7
     const __m256i low = _mm256_hadd_epi32(sums[0], sums[1]), high = _mm256_hadd_epi32(sums[2], sums[3]);
-    const __m256i sum = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                                         _mm256_permute2x128_si256(low, high, 0x31));
-    _mm256_store_si256(out + 4, _mm256_mullo_epi32(sum, _mm256_set1_epi32(times)));
+    out[4] = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                              _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+// Bytes of every other word of two vectors, as codes of even or odd columns unpack.
+inline __m256i bytes_of(__m256i even, __m256i odd) {
+    return _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi16(255)), _mm256_slli_epi16(odd, 8));
+}
+
+// A chunk of integers.
+inline void store_chunk(const __m256i* fixed, int raised, PreparedChunk* to, PreparedBytes* bytes) {
+    __m256i a[5], b[5], upper[kVectors], lower[kVectors];
+    deal_words(fixed, a), deal_words(fixed + 8, b);
+    for (int i = 0; i < 4; ++i) {
+        to->words[i] = halves_of<0>(a[i], b[i]);
+        to->words[4 + i] = halves_of<1>(a[i], b[i]);
+    }
+    for (int i = 0; i < kVectors; ++i) {
+        upper[i] = _mm256_srai_epi16(_mm256_add_epi16(to->words[i], _mm256_set1_epi16(127)), 8);
+        lower[i] = _mm256_sub_epi16(_mm256_slli_epi16(upper[i], 8), to->words[i]);
+    }
+    for (int i = 0; i < kByteVectors; ++i) {
+        const int first = i / 2 * 4 + i % 2;
+        bytes->upper[i] = bytes_of(upper[first], upper[first + 2]);
+        bytes->lower[i] = bytes_of(lower[first], lower[first + 2]);
+    }
+    const __m256i sums = _mm256_add_epi32(halves_of<0>(a[4], b[4]), halves_of<1>(a[4], b[4]));
+    to->constant = _mm256_mullo_epi32(sums, _mm256_set1_epi32(-raised));
 }
 
 inline uint32_t largest_of(__m256i v) {
@@ -101,7 +139,8 @@ inline uint32_t largest_of(__m256i v) {
 }
 
 inline void prepare_words(const Weight& w, const float* x, uint8_t* prepared) {
-    auto* scales = const_cast<float*>(word_scales(w, prepared));
+    auto* chunks = reinterpret_cast<PreparedChunk*>(prepared);
+    auto* bytes = const_cast<PreparedBytes*>(bytes_behind(w, chunks));
     const uint32_t half = w.element == Element::e2m1 ? 1 : 0;  // since codes are twice their value
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), one = _mm256_set1_epi32(1);
     for (int64_t c = 0; c < word_chunks(w); ++c) {
@@ -123,24 +162,42 @@ inline void prepare_words(const Weight& w, const float* x, uint8_t* prepared) {
         const bool finite = largest < 0x7f800000u;
         const uint32_t exponent = largest >> 23 < 16 ? 16 : largest >> 23;  // integers of at most 32767
         const __m256 inverse = _mm256_set1_ps(finite ? from_bits((268 - exponent) << 23) : 0.0f);
-        scales[c] = finite ? from_bits((exponent - 14 - half) << 23) : from_bits(0x7fc00000u);
+        chunks[c].scale = finite ? from_bits((exponent - 14 - half) << 23) : from_bits(0x7fc00000u);
         for (int i = 0; i < 16; ++i) {
             v[i] = finite ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(v[i]), inverse))
                           : _mm256_setzero_si256();
         }
-        for (int b = 0; b < 2; ++b, prepared += kPreparedBlock)
-            store_words(v + 8 * b, -constant(w.element), prepared);
+        store_chunk(v, raised(w.element), chunks + c, bytes + c);
     }
 }
 
-// Eight scales of groups.
-inline __m256 e8m0_scales(const uint8_t* codes) {
+// Whether some of these codes of E8M0 are none of a normal number.
+inline bool has_odd_powers(const uint8_t* codes, int64_t count) {
+    const __m256i one = _mm256_set1_epi8(1);
+    for (int64_t g = 0; g < count; g += 32) {
+        uint8_t last[32] = {};
+        const uint8_t* at = codes + g;
+        if (g + 32 > count) {
+            std::memset(last, 127, sizeof last);
+            at = static_cast<uint8_t*>(std::memcpy(last, at, static_cast<size_t>(count - g)));
+        }
+        const __m256i next = _mm256_add_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), one);
+        if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_min_epu8(next, one), next)) != 0) return true;
+    }
+    return false;
+}
+
+// Eight scales of groups. odd: whether there may be such that are none of a normal number.
+inline __m256 e8m0_scales(const uint8_t* codes, bool odd) {
     const __m256i c = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-    const __m256i zero = _mm256_cmpeq_epi32(c, _mm256_setzero_si256()),
-                  nan = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(255));
-    const __m256i tiny =
-        _mm256_or_si256(_mm256_slli_epi32(c, 23), _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000)));
-    return _mm256_castsi256_ps(_mm256_or_si256(tiny, _mm256_and_si256(nan, _mm256_set1_epi32(0x7fc00000))));
+    __m256i bits = _mm256_slli_epi32(c, 23);
+    if (odd) {
+        const __m256i zero = _mm256_cmpeq_epi32(c, _mm256_setzero_si256()),
+                      nan = _mm256_cmpeq_epi32(c, _mm256_set1_epi32(255));
+        bits = _mm256_or_si256(bits, _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000)));
+        bits = _mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi32(0x7fc00000)));
+    }
+    return _mm256_castsi256_ps(bits);
 }
 
 // Codes of eight bits are, moved by a bit, half-precision numbers a 256th of theirs; but for NaN.
@@ -155,10 +212,10 @@ inline __m256 e4m3_scales(const uint8_t* codes) {
 }
 
 // Numbers of a row's scales: of whole chunks, with room for one load more; behind the last they multiply
-// zeros. INT4's stand once for each lane, and behind them an eighth of each zero point, if there are any: as
-// the constant of codes has eight times the activations.
+// zeros. INT4's stand once for each lane, and behind them a share of each zero point, if there are any: as
+// the constant of codes has so many times the activations.
 inline int64_t scales_of_row(const Weight& w) {
-    const int64_t columns = w.element == Element::int4 ? 8 : w.block_columns;
+    const int64_t columns = w.element == Element::int4 ? kLaneColumns : w.block_columns;
     return (word_chunks(w) * kChunk / columns + 15) / 8 * 8 * (w.zeros ? 2 : 1);
 }
 
@@ -166,10 +223,13 @@ inline void deal_int4(const Weight& w, int64_t row, float* to) {
     const bool groups = w.granularity == Granularity::group;
     const int64_t half = scales_of_row(w) / 2;
     std::memset(to, 0, static_cast<size_t>(scales_of_row(w)) * 4);
-    for (int64_t lane = 0; lane < (w.columns + 7) / 8; ++lane) {
-        const int64_t group = groups ? lane * 8 / w.block_columns : 0;
+    for (int64_t lane = 0; lane < word_chunks(w) * 8; ++lane) {
+        const int64_t column = lane / 8 * kChunk + lane_column(lane % 8);
+        if (column >= w.columns) continue;
+        const int64_t group = groups ? column / w.block_columns : 0;
         to[lane] = groups ? scale_value(w, w.scale_row(row) + group) : 1.0f;
-        if (w.zeros) to[half + lane] = static_cast<float>(w.zero(row, group)) * 0.125f;
+        if (w.zeros)
+            to[half + lane] = static_cast<float>(w.zero(row, group)) / static_cast<float>(raised(w.element));
     }
 }
 
@@ -177,157 +237,72 @@ inline void convert_scales(const Weight& w, int64_t row, float* to) {
     if (w.element == Element::int4) return deal_int4(w, row, to);
     const int64_t count = (w.columns + w.block_columns - 1) / w.block_columns;
     const uint8_t* from = w.scales + w.scale_row(row);
-    const bool powers = w.scale_type == ScaleType::e8m0;
-    for (int64_t g = 0; g < scales_of_row(w); g += 8) {
+    const bool powers = w.scale_type == ScaleType::e8m0, odd = powers && has_odd_powers(from, count);
+    for (int64_t g = 0, all = scales_of_row(w); g < all; g += 8) {
         uint8_t last[8] = {};
         const uint8_t* at = from + g;
         if (g + 8 > count) {
             if (g < count) std::memcpy(last, at, static_cast<size_t>(count - g));
             at = last;
         }
-        _mm256_storeu_ps(to + g, powers ? e8m0_scales(at) : e4m3_scales(at));
+        _mm256_storeu_ps(to + g, powers ? e8m0_scales(at, odd) : e4m3_scales(at));
     }
 }
 
-// What turns a block's codes into words, and deals scales to lanes.
-struct WordTables {
+// What turns a chunk's codes into bytes, and deals scales to lanes.
+struct CodeTables {
     __m256i values, low, deal;
-    int64_t groups;  // of a block
+    int64_t groups;  // of a chunk
+    int raised;
 
-    explicit WordTables(const Weight& w)
-        : low(_mm256_set1_epi16(15)), groups(w.element == Element::int4 ? 8 : kBlock / w.block_columns) {
-        alignas(32) uint8_t words[32];
+    explicit CodeTables(const Weight& w)
+        : low(_mm256_set1_epi8(15)),
+          groups(w.element == Element::int4 ? 8 : kChunk / w.block_columns),
+          raised(avx2::raised(w.element)) {
+        alignas(32) uint8_t bytes[32];
         const int times = w.element == Element::e2m1 ? 2 : 1;
         for (uint32_t code = 0; code < 32; ++code) {
             const float value = code_value(w.element, code & 15u) * static_cast<float>(times);
-            words[code] = static_cast<uint8_t>(raised(w.element) + static_cast<int>(value));
+            bytes[code] = static_cast<uint8_t>(raised + static_cast<int>(value));
         }
-        values = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+        values = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
         alignas(32) int32_t of_lane[8];
-        for (int lane = 0; lane < 8; ++lane) of_lane[lane] = static_cast<int32_t>(lane * groups / 8);
+        for (int lane = 0; lane < 8; ++lane) {
+            const bool dealt = w.element == Element::int4;
+            of_lane[lane] = static_cast<int32_t>(dealt ? lane : lane_column(lane) / w.block_columns);
+        }
         deal = _mm256_load_si256(reinterpret_cast<const __m256i*>(of_lane));
     }
     HADRON_LOCAL __m256 scales(const float* from) const {
         return _mm256_permutevar8x32_ps(_mm256_loadu_ps(from), deal);
     }
-    HADRON_LOCAL void unpack(const uint8_t* codes, __m256i* w) const {
-        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-        w[0] = _mm256_shuffle_epi8(values, _mm256_and_si256(v, low));
-        w[1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
-        w[2] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(v, 8), low));
-        w[3] = _mm256_shuffle_epi8(values, _mm256_srli_epi16(v, 12));
+    // The bytes of even and odd columns, of the first or of the second eight columns of every lane.
+    template <int kHalf>
+    HADRON_LOCAL void unpack(const uint8_t* codes, __m256i* bytes) const {
+        const auto* from = reinterpret_cast<const __m256i*>(codes);
+        const __m256i v = halves_of<kHalf>(_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1));
+        bytes[0] = _mm256_shuffle_epi8(values, _mm256_and_si256(v, low));
+        bytes[1] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
+    }
+    // The words of those, as PreparedChunk has them.
+    template <int kHalf>
+    HADRON_LOCAL void unpack_words(const uint8_t* codes, __m256i* words) const {
+        __m256i bytes[2];
+        unpack<kHalf>(codes, bytes);
+        for (int i = 0; i < 2; ++i) {
+            words[i] = _mm256_and_si256(bytes[i], _mm256_set1_epi16(255));
+            words[2 + i] = _mm256_srli_epi16(bytes[i], 8);
+        }
     }
 };
 
-// The exact sums of a block, eight columns a lane. zeros: eighths of zero points.
-template <bool kZeros>
-HADRON_LOCAL __m256 block_sums(const __m256i* w, const uint8_t* x, __m256 zeros) {
-    const auto* words = reinterpret_cast<const __m256i*>(x);
-    const __m256i constant = _mm256_load_si256(words + 4);
-    __m256i sum = constant;
-    for (int i = 0; i < 4; ++i)
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w[i], _mm256_load_si256(words + i)));
-    if constexpr (kZeros)
-        return _mm256_fmadd_ps(zeros, _mm256_cvtepi32_ps(constant), _mm256_cvtepi32_ps(sum));
-    return _mm256_cvtepi32_ps(sum);
-}
-
-// acc[t] += chunks [begin, end) of a row times token t. scales: of the row.
-template <int kSome, bool kZeros>
-HADRON_LOCAL void add_words(const Weight& w, const WordTables& tables, const uint8_t* codes,
-                            const float* scales, const uint8_t* const* x, int64_t begin, int64_t end,
-                            __m256* acc) {
-    const int64_t whole = w.columns / kChunk;
-    const float* zeros = scales + scales_of_row(w) / 2;
-    for (int64_t c = begin; c < end; ++c) {
-        const uint8_t* at = codes + c * 2 * kBlockBytes;
-        uint8_t last[2 * kBlockBytes];
-        if (c >= whole) {
-            std::memset(last, 0, sizeof last);
-            std::memcpy(last, at, static_cast<size_t>((w.columns - c * kChunk + 1) / 2));
-            at = last;
-        }
-        _mm_prefetch(reinterpret_cast<const char*>(at + kWordsAhead), _MM_HINT_T0);
-        for (int64_t b = 0; b < 2; ++b) {
-            const int64_t block = 2 * c + b;
-            __m256i v[4];
-            tables.unpack(at + b * kBlockBytes, v);
-            const __m256 scale = tables.scales(scales + block * tables.groups);
-            const __m256 zero = kZeros ? _mm256_loadu_ps(zeros + block * 8) : _mm256_setzero_ps();
-            for (int t = 0; t < kSome; ++t) {
-                // first the scales: sums times the larger one could be infinite
-                const __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(word_scales(w, x[t]) + c));
-                const __m256 sums = block_sums<kZeros>(v, x[t] + block * kPreparedBlock, zero);
-                acc[t] = _mm256_fmadd_ps(sums, both, acc[t]);
-            }
-        }
-    }
-}
-
-// Scratch: the scales of kWordRows rows, and their sums with kWordTokens tokens.
-inline int64_t word_scratch(const Weight& w) {
-    return kWordRows * (scales_of_row(w) * 4 + kWordTokens * 32);
-}
-
-// A group of rows with up to kWordTokens tokens, a slice of columns after the other.
-template <int kSome, bool kZeros>
-void word_rows(const Weight& w, const WordTables& tables, const uint8_t* const* x, int64_t first,
-               int64_t count, const float* scales, float* sums, float* const* y) {
-    const int64_t n = word_chunks(w), slice = kSome == 1 ? n : kSlice;
-    for (int64_t begin = 0; begin < n; begin += slice) {
-        const int64_t end = begin + slice < n ? begin + slice : n;
-        for (int64_t r = 0; r < count; ++r) {
-            __m256 acc[kSome];
-            float* held = sums + r * kSome * 8;
-            for (int t = 0; t < kSome; ++t)
-                acc[t] = begin ? _mm256_load_ps(held + 8 * t) : _mm256_setzero_ps();
-            add_words<kSome, kZeros>(w, tables, w.codes + (first + r) * w.row_bytes,
-                                     scales + r * scales_of_row(w), x, begin, end, acc);
-            for (int t = 0; t < kSome; ++t) {
-                if (end < n) {
-                    _mm256_store_ps(held + 8 * t, acc[t]);
-                } else {
-                    y[t][first + r] = with_bias(w, first + r, sum_of_lanes(acc[t]), row_scale(w, first + r));
-                }
-            }
-        }
-    }
-}
-
-template <bool kZeros>
-void words_of(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
-              uint8_t* scratch) {
-    const WordTables tables(w);
-    auto* sums = reinterpret_cast<float*>(scratch);
-    float* scales = sums + kWordRows * kWordTokens * 8;
-    for (int64_t from = first; from < last; from += kWordRows) {
-        const int64_t count = last - from < kWordRows ? last - from : kWordRows;
-        for (int64_t r = 0; r < count; ++r) convert_scales(w, from + r, scales + r * scales_of_row(w));
-        for (int64_t t = 0; t < x.tokens; t += kWordTokens) {
-            const auto part = [&](auto some) {
-                word_rows<decltype(some)::value, kZeros>(w, tables, x.rows + t, from, count, scales, sums,
-                                                         y + t);
-            };
-            switch (x.tokens - t) {
-                case 1:
-                    part(std::integral_constant<int, 1>());
-                    break;
-                case 2:
-                    part(std::integral_constant<int, 2>());
-                    break;
-                case 3:
-                    part(std::integral_constant<int, 3>());
-                    break;
-                default:
-                    part(std::integral_constant<int, kWordTokens>());
-            }
-        }
-    }
-}
-
-inline void rows_of_words(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
-                          uint8_t* scratch) {
-    w.zeros ? words_of<true>(w, x, first, last, y, scratch) : words_of<false>(w, x, first, last, y, scratch);
+// The codes of a chunk, from `last` where the row ends inside.
+HADRON_LOCAL const uint8_t* chunk_codes(const Weight& w, const uint8_t* row, int64_t chunk, uint8_t* last) {
+    const uint8_t* at = row + chunk * kChunkBytes;
+    if ((chunk + 1) * kChunk <= w.columns) return at;
+    std::memset(last, 0, kChunkBytes);
+    std::memcpy(last, at, static_cast<size_t>((w.columns - chunk * kChunk + 1) / 2));
+    return last;
 }
 
 }  // namespace

@@ -302,6 +302,24 @@ def test_activations_of_any_size_times_mxfp4(level: str, size: float, tokens: in
     assert bool(((bind(weight, None, 1)(x) - expected).abs() <= 1e-6 * scale + lost).all())
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+def test_sums_of_the_largest_codes_and_activations_are_exact(level: str, name: str, tokens: int) -> None:
+    """All of one sign, and all but one bit of bfloat16 set: what an integer of too few bits would not hold."""
+    from hadron.kernels.cpu.linear import bind
+
+    weight = random_weight(parse_scheme(name), 4, 256)
+    assert weight.scale is not None
+    for row, code in enumerate((0x77, 0xFF, 0x00, 0x7F)):  # 6, -6, 0, and -6 beside 6
+        weight.weight.view(torch.uint8)[row] = code
+    weight.scale.fill_(127 if name == "mxfp4" else 1.0)
+    largest = 1.9921875 * 64
+    for sign in (1.0, -1.0):
+        scale = dequantize(weight)[0, 0].abs() * largest * 256 * sign
+        y = bind(weight, None, 1)(torch.full((tokens, 256), largest * sign))
+        assert torch.equal(y, torch.stack([scale, -scale, 0 * scale, 0 * scale]).repeat(tokens, 1))
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_products_in_one_call_have_the_bits_of_each_alone(level: str, tokens: int) -> None:
     from hadron.kernels.cpu.linear import Product, bind
