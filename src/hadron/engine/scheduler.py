@@ -188,7 +188,7 @@ class Scheduler:
                 self._manager.persist(cache)  # at once: what took hours must not wait for the answer
 
     def _keep(self, entry: _Entry, cache: SequenceCache) -> None:
-        """The state where a page ends, in the one place that moves along behind the prompt."""
+        """Keep the state where a page ends: at a place of the prompt for good, behind it in one that moves along."""
         if entry.request.computed in entry.places:
             self._manager.keep(cache)
         elif entry.request.computed >= entry.request.num_prompt_tokens:
