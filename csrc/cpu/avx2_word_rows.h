@@ -19,7 +19,7 @@ constexpr int64_t kCodesAhead = 2048;  // bytes
 
 using Chunks = const PreparedChunk*;  // of a token
 
-// acc + a chunk of a token. sums: exact, of the lanes; zeros: see `deal_int4`.
+// acc + a chunk of a token. sums: exact, of the lanes; zeros: see `scales_of_row`.
 template <bool kZeros>
 HADRON_LOCAL __m256 with_chunk(__m256 acc, __m256i sums, __m256 scale, __m256 zeros, const PreparedChunk& x) {
     __m256 values = _mm256_cvtepi32_ps(sums);
@@ -85,7 +85,7 @@ HADRON_LOCAL void add_chunks(const Weight& w, const CodeTables& tables, const ui
             exact_sums<kSome>(tables, at, x, c, sums);
         }
         const __m256 scale = tables.scales(scales + c * tables.groups);
-        const __m256 zero = kZeros ? _mm256_loadu_ps(zeros + c * 8) : _mm256_setzero_ps();
+        const __m256 zero = kZeros ? tables.scales(zeros + c * tables.groups) : _mm256_setzero_ps();
         for (int t = 0; t < kSome; ++t) acc[t] = with_chunk<kZeros>(acc[t], sums[t], scale, zero, x[t][c]);
     }
 }
@@ -166,7 +166,7 @@ HADRON_LOCAL void unpack_slice(const Weight& w, const CodeTables& tables, int64_
         for (__m256i& words : to->words)
             words = _mm256_sub_epi16(words, _mm256_set1_epi16(static_cast<int16_t>(tables.raised)));
         to->scale = tables.scales(scales + c * tables.groups);
-        if constexpr (kZeros) to->zeros = _mm256_loadu_ps(zeros + c * 8);
+        if constexpr (kZeros) to->zeros = tables.scales(zeros + c * tables.groups);
     }
 }
 

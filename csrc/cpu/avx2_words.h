@@ -14,6 +14,8 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+
 #include "avx2_floats.h"
 
 namespace hadron::avx2 {
@@ -211,41 +213,85 @@ inline __m256 e4m3_scales(const uint8_t* codes) {
                         _mm256_castsi256_ps(_mm256_and_si256(nan, _mm256_set1_epi32(0x7fc00000))));
 }
 
+// Whether a chunk has whole groups: their scales are dealt to lanes as they are used. Else (INT4) they stand
+// once for each lane.
+inline bool has_whole_groups(const Weight& w) {
+    return w.granularity == Granularity::group && kChunk % w.block_columns == 0;
+}
+
 // Numbers of a row's scales: of whole chunks, with room for one load more; behind the last they multiply
-// zeros. INT4's stand once for each lane, and behind them a share of each zero point, if there are any: as
-// the constant of codes has so many times the activations.
+// zeros. Behind them a share of each zero point, if there are any: as the constant of codes has so many times
+// the activations.
 inline int64_t scales_of_row(const Weight& w) {
-    const int64_t columns = w.element == Element::int4 ? kLaneColumns : w.block_columns;
+    const int64_t columns = has_whole_groups(w) ? w.block_columns : kLaneColumns;
     return (word_chunks(w) * kChunk / columns + 15) / 8 * 8 * (w.zeros ? 2 : 1);
 }
 
-inline void deal_int4(const Weight& w, int64_t row, float* to) {
-    const bool groups = w.granularity == Granularity::group;
-    const int64_t half = scales_of_row(w) / 2;
-    std::memset(to, 0, static_cast<size_t>(scales_of_row(w)) * 4);
-    for (int64_t lane = 0; lane < word_chunks(w) * 8; ++lane) {
-        const int64_t column = lane / 8 * kChunk + lane_column(lane % 8);
-        if (column >= w.columns) continue;
-        const int64_t group = groups ? column / w.block_columns : 0;
-        to[lane] = groups ? scale_value(w, w.scale_row(row) + group) : 1.0f;
-        if (w.zeros)
-            to[half + lane] = static_cast<float>(w.zero(row, group)) / static_cast<float>(raised(w.element));
+inline float share_of_zero(const Weight& w, int64_t row, int64_t group) {
+    return static_cast<float>(w.zero(row, group)) / static_cast<float>(raised(w.element));
+}
+
+// Scales of lanes: of groups that do not divide a chunk, or of none.
+inline void deal_scales(const Weight& w, int64_t row, float* to) {
+    const int64_t pieces = word_chunks(w) * 8;
+    float* zeros = to + scales_of_row(w) / 2;
+    if (w.granularity != Granularity::group) {
+        std::fill(to, to + pieces, 1.0f);
+        if (w.zeros) std::fill(zeros, zeros + pieces, share_of_zero(w, row, 0));
+        return;
+    }
+    for (int64_t group = 0, piece = 0; piece < pieces; ++group) {  // sixteen columns each, in order
+        const bool inside = group * w.block_columns < w.columns;
+        const float scale = inside ? scale_value(w, w.scale_row(row) + group) : 0.0f;
+        const float zero = inside && w.zeros ? share_of_zero(w, row, group) : 0.0f;
+        const int64_t end = std::min(pieces, (group + 1) * w.block_columns / kLaneColumns);
+        for (; piece < end; ++piece) {
+            const int64_t lane = piece / 8 * 8 + lane_column(piece % 8) / kLaneColumns;  // either way
+            to[lane] = scale;
+            if (w.zeros) zeros[lane] = zero;
+        }
+    }
+}
+
+inline int64_t scale_bytes(ScaleType type) {
+    if (type == ScaleType::f32) return 4;
+    return type == ScaleType::f16 || type == ScaleType::bf16 ? 2 : 1;
+}
+
+// odd: see `e8m0_scales`.
+inline __m256 eight_scales(ScaleType type, const uint8_t* at, bool odd) {
+    const auto words = [&] { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); };
+    switch (type) {
+        case ScaleType::e8m0:
+            return e8m0_scales(at, odd);
+        case ScaleType::e4m3:
+            return e4m3_scales(at);
+        case ScaleType::bf16:
+            return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words()), 16));
+        case ScaleType::f16:
+            return _mm256_cvtph_ps(words());
+        default:
+            return _mm256_loadu_ps(reinterpret_cast<const float*>(at));
     }
 }
 
 inline void convert_scales(const Weight& w, int64_t row, float* to) {
-    if (w.element == Element::int4) return deal_int4(w, row, to);
+    if (!has_whole_groups(w)) return deal_scales(w, row, to);
+    const int64_t size = scale_bytes(w.scale_type), all = scales_of_row(w) / (w.zeros ? 2 : 1);
     const int64_t count = (w.columns + w.block_columns - 1) / w.block_columns;
-    const uint8_t* from = w.scales + w.scale_row(row);
-    const bool powers = w.scale_type == ScaleType::e8m0, odd = powers && has_odd_powers(from, count);
-    for (int64_t g = 0, all = scales_of_row(w); g < all; g += 8) {
-        uint8_t last[8] = {};
-        const uint8_t* at = from + g;
+    const uint8_t* from = w.scales + w.scale_row(row) * size;
+    const bool odd = w.scale_type == ScaleType::e8m0 && has_odd_powers(from, count);
+    for (int64_t g = 0; g < all; g += 8) {
+        uint8_t last[32] = {};
+        const uint8_t* at = from + g * size;
         if (g + 8 > count) {
-            if (g < count) std::memcpy(last, at, static_cast<size_t>(count - g));
+            if (g < count) std::memcpy(last, at, static_cast<size_t>((count - g) * size));
             at = last;
         }
-        _mm256_storeu_ps(to + g, powers ? e8m0_scales(at, odd) : e4m3_scales(at));
+        _mm256_storeu_ps(to + g, eight_scales(w.scale_type, at, odd));
+    }
+    if (w.zeros) {
+        for (int64_t g = 0; g < all; ++g) to[all + g] = g < count ? share_of_zero(w, row, g) : 0.0f;
     }
 }
 
@@ -257,7 +303,7 @@ struct CodeTables {
 
     explicit CodeTables(const Weight& w)
         : low(_mm256_set1_epi8(15)),
-          groups(w.element == Element::int4 ? 8 : kChunk / w.block_columns),
+          groups(has_whole_groups(w) ? kChunk / w.block_columns : 8),
           raised(avx2::raised(w.element)) {
         alignas(32) uint8_t bytes[32];
         const int times = w.element == Element::e2m1 ? 2 : 1;
@@ -268,8 +314,8 @@ struct CodeTables {
         values = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
         alignas(32) int32_t of_lane[8];
         for (int lane = 0; lane < 8; ++lane) {
-            const bool dealt = w.element == Element::int4;
-            of_lane[lane] = static_cast<int32_t>(dealt ? lane : lane_column(lane) / w.block_columns);
+            const int64_t group = has_whole_groups(w) ? lane_column(lane) / w.block_columns : lane;
+            of_lane[lane] = static_cast<int32_t>(group);
         }
         deal = _mm256_load_si256(reinterpret_cast<const __m256i*>(of_lane));
     }

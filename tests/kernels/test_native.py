@@ -33,8 +33,8 @@ pytestmark = pytest.mark.skipif(
 SCHEMES = (
     "f32", "f16", "bf16", "fp8_e4m3_tensor", "fp8_e4m3_channel", "fp8_e4m3_block_128x128", "fp8_e4m3_block_64x64",
     "fp8_e4m3_block_32x96", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "nvfp4", "int8_tensor", "int8_channel",
-    "int4_channel", "int4_channel_asym", "int4_group_32", "int4_group_40", "int4_group_128", "int4_group_32_asym",
-    "int4_group_128_asym", "int4_channel_fp8",
+    "int4_channel", "int4_channel_asym", "int4_group_32", "int4_group_40", "int4_group_48", "int4_group_128",
+    "int4_group_32_asym", "int4_group_48_asym", "int4_group_128_asym", "int4_channel_fp8",
 )  # fmt: skip
 FEW = (1, 2, 3, 6, 7, 13, 16, 33)
 
