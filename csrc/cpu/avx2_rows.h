@@ -1,5 +1,5 @@
-// Products in vectors of 256 bits (AVX2, FMA and F16C), straight from the codes: FP4 by integers, the rest by
-// float32. What neither unpacks is multiplied portably.
+// Products in vectors of 256 bits (AVX2, FMA and F16C), straight from the codes: those of four
+// and six bits by integers, the rest by float32. What neither unpacks is multiplied portably.
 #pragma once
 
 #include "avx2_floats.h"
@@ -19,7 +19,7 @@ int64_t whole_lines(int64_t bytes) {
 }
 
 int order(const Weight& w) {
-    if (takes_words(w)) return w.element == Element::int4 ? 3 : 2;
+    if (takes_words(w)) return 8 + doublings(w.element);
     if (takes_floats(w)) return 4 + (w.element == Element::bf16 ? 2 : 0) + (w.rounds() ? 1 : 0);
     return portable::order(w);
 }

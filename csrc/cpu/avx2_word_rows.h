@@ -1,9 +1,10 @@
-// Rows of codes of four bits times tokens: few from registers, many from words in memory
-// (`avx2_words.h`).
+// Rows of codes of four or six bits times tokens: few from registers, many from words in memory
+// (`avx2_words.h`); of six bits always from memory.
 #pragma once
 
 #include <type_traits>
 
+#include "avx2_six.h"
 #include "avx2_words.h"
 
 namespace hadron::avx2 {
@@ -37,7 +38,7 @@ HADRON_LOCAL __m256i added(__m256i sum, __m256i words, __m256i x) {
 
 // The exact sums of a chunk: with one token by bytes, whose sums of sixteen bits have room for a chunk, else
 // by words.
-HADRON_LOCAL void exact_sums(const CodeTables& tables, const uint8_t* codes, const PreparedChunk& x,
+HADRON_LOCAL void exact_sums(const FourBitTables& tables, const uint8_t* codes, const PreparedChunk& x,
                              const PreparedBytes& bytes, __m256i* sum) {
     __m256i codes_of[kByteVectors], upper, lower;
     tables.unpack<0>(codes, codes_of);
@@ -54,8 +55,8 @@ HADRON_LOCAL void exact_sums(const CodeTables& tables, const uint8_t* codes, con
 }
 
 template <int kSome>
-HADRON_LOCAL void exact_sums(const CodeTables& tables, const uint8_t* codes, const Chunks* x, int64_t chunk,
-                             __m256i* sums) {
+HADRON_LOCAL void exact_sums(const FourBitTables& tables, const uint8_t* codes, const Chunks* x,
+                             int64_t chunk, __m256i* sums) {
     __m256i words[4];
     tables.unpack_words<0>(codes, words);
     for (int t = 0; t < kSome; ++t) {
@@ -70,13 +71,13 @@ HADRON_LOCAL void exact_sums(const CodeTables& tables, const uint8_t* codes, con
 
 // acc[t] += chunks [begin, end) of a row times token t. scales: of the row.
 template <int kSome, bool kZeros>
-HADRON_LOCAL void add_chunks(const Weight& w, const CodeTables& tables, const uint8_t* codes,
+HADRON_LOCAL void add_chunks(const Weight& w, const FourBitTables& tables, const uint8_t* codes,
                              const float* scales, const Chunks* x, int64_t begin, int64_t end, __m256* acc) {
     const float* zeros = scales + scales_of_row(w) / 2;
     const PreparedBytes* bytes = bytes_behind(w, x[0]);
     for (int64_t c = begin; c < end; ++c) {
-        uint8_t last[kChunkBytes];
-        const uint8_t* at = chunk_codes(w, codes, c, last);
+        ChunkCodes<4> of_chunk;
+        const uint8_t* at = of_chunk(w, codes, c);
         _mm_prefetch(reinterpret_cast<const char*>(at + kCodesAhead), _MM_HINT_T0);
         __m256i sums[kSome];
         if constexpr (kSome == 1) {
@@ -92,7 +93,7 @@ HADRON_LOCAL void add_chunks(const Weight& w, const CodeTables& tables, const ui
 
 // Some rows with up to kGroup tokens, a slice of columns after the other.
 template <int kSome, bool kZeros>
-void few_rows(const Weight& w, const CodeTables& tables, const Chunks* x, int64_t first, int64_t count,
+void few_rows(const Weight& w, const FourBitTables& tables, const Chunks* x, int64_t first, int64_t count,
               const float* scales, float* sums, float* const* y) {
     const int64_t n = word_chunks(w), slice = kSome == 1 ? n : kSlice;
     for (int64_t begin = 0; begin < n; begin += slice) {
@@ -116,7 +117,7 @@ void few_rows(const Weight& w, const CodeTables& tables, const Chunks* x, int64_
 }
 
 template <bool kZeros>
-void few_tokens(const Weight& w, const CodeTables& tables, const Prepared& x, int64_t first, int64_t last,
+void few_tokens(const Weight& w, const FourBitTables& tables, const Prepared& x, int64_t first, int64_t last,
                 float* const* y, float* sums) {
     float* scales = sums + kFewRows * kGroup * 8;
     const auto* of_tokens = reinterpret_cast<const Chunks*>(x.rows);
@@ -154,17 +155,15 @@ struct UnpackedChunk {
 // A slice of some rows.
 using WordTile = UnpackedChunk[kManyRows][kSlice];
 
-template <bool kZeros>
-HADRON_LOCAL void unpack_slice(const Weight& w, const CodeTables& tables, int64_t row, const float* scales,
+template <bool kZeros, class Tables>
+HADRON_LOCAL void unpack_slice(const Weight& w, const Tables& tables, int64_t row, const float* scales,
                                int64_t begin, int64_t end, UnpackedChunk* to) {
     const float* zeros = scales + scales_of_row(w) / 2;
     for (int64_t c = begin; c < end; ++c, ++to) {
-        uint8_t last[kChunkBytes];
-        const uint8_t* at = chunk_codes(w, w.codes + row * w.row_bytes, c, last);
-        tables.unpack_words<0>(at, to->words);
-        tables.unpack_words<1>(at, to->words + 4);
-        for (__m256i& words : to->words)
-            words = _mm256_sub_epi16(words, _mm256_set1_epi16(static_cast<int16_t>(tables.raised)));
+        ChunkCodes<Tables::kBits> of_chunk;
+        const uint8_t* at = of_chunk(w, w.codes + row * w.row_bytes, c);
+        _mm_prefetch(reinterpret_cast<const char*>(at + kCodesAhead), _MM_HINT_T0);
+        tables.unpack_chunk(at, to->words);
         to->scale = tables.scales(scales + c * tables.groups);
         if constexpr (kZeros) to->zeros = tables.scales(zeros + c * tables.groups);
     }
@@ -210,8 +209,8 @@ void add_words_of_rows(const WordTile& tile, int64_t rows, const Chunks* x, int6
     if (r < rows) add_words_of<1, kSome, kZeros>(tile + r, x, begin, end, sums + r);
 }
 
-template <bool kZeros>
-void many_tokens(const Weight& w, const CodeTables& tables, const Prepared& x, int64_t first, int64_t last,
+template <bool kZeros, class Tables>
+void many_tokens(const Weight& w, const Tables& tables, const Prepared& x, int64_t first, int64_t last,
                  float* const* y, uint8_t* scratch) {
     auto& tile = *reinterpret_cast<WordTile*>(scratch);
     auto* sums = reinterpret_cast<__m256*>(scratch + sizeof(WordTile));
@@ -245,28 +244,36 @@ void many_tokens(const Weight& w, const CodeTables& tables, const Prepared& x, i
     }
 }
 
+inline bool takes_few(const Weight& w, int64_t tokens) {
+    return tokens <= kFewTokens && !has_six_bits(w);
+}
+
 // Scratch: sums, and the scales of the rows.
 inline int64_t word_scratch(const Weight& w, int64_t tokens) {
     const int64_t scales = scales_of_row(w) * 4;
-    if (tokens <= kFewTokens) return kFewRows * (kGroup * 32 + scales);
+    if (takes_few(w, tokens)) return kFewRows * (kGroup * 32 + scales);
     return static_cast<int64_t>(sizeof(WordTile)) + kManyRows * (kManyTokens * 32 + scales);
 }
 
-template <bool kZeros>
+template <bool kZeros, class Tables>
 void words_of(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
               uint8_t* scratch) {
-    const CodeTables tables(w);
-    if (x.tokens <= kFewTokens)
-        return few_tokens<kZeros>(w, tables, x, first, last, y, reinterpret_cast<float*>(scratch));
+    const Tables tables(w);
+    if constexpr (Tables::kBits == 4) {
+        if (takes_few(w, x.tokens))
+            return few_tokens<kZeros>(w, tables, x, first, last, y, reinterpret_cast<float*>(scratch));
+    }
     for (int64_t t = 0; t < x.tokens; t += kManyTokens) {
-        const int64_t some = x.tokens - t < kManyTokens ? x.tokens - t : kManyTokens;
+        const int64_t some = std::min(x.tokens - t, kManyTokens);
         many_tokens<kZeros>(w, tables, {x.rows + t, nullptr, some}, first, last, y + t, scratch);
     }
 }
 
 inline void rows_of_words(const Weight& w, const Prepared& x, int64_t first, int64_t last, float* const* y,
                           uint8_t* scratch) {
-    w.zeros ? words_of<true>(w, x, first, last, y, scratch) : words_of<false>(w, x, first, last, y, scratch);
+    if (has_six_bits(w)) return words_of<false, SixBitTables>(w, x, first, last, y, scratch);
+    w.zeros ? words_of<true, FourBitTables>(w, x, first, last, y, scratch)
+            : words_of<false, FourBitTables>(w, x, first, last, y, scratch);
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
-// Codes of four bits in vectors of 256 bits: integers, straight from the packed codes.
+// Codes of four or six bits in vectors of 256 bits: integers, straight from the packed codes.
 //
 // Activations become integers of sixteen bits, relative to the largest of 128 columns, a chunk: those of at
-// least 1/128 of it lose nothing that bfloat16 has, the others at most 2^-16 of it. The sums of a chunk are
-// exact, each lane those of sixteen columns side by side, so that every lane has one scale and zero point. A
-// chunk is always
+// least 1/128 of it lose nothing that bfloat16 has, the others at most 2^-16 of it. Codes are a multiple of
+// their value that is an integer. The sums of a chunk are exact, each lane those of sixteen columns side by
+// side, so that every lane has one scale and zero point. A chunk is always
 //
 //     acc = sum * (scale of the codes * scale of the activations) + acc
 //
-// in eight lanes that are added up in one fixed order at the end. How the exact sums come about is free: few
-// tokens multiply bytes, by a shuffle of which codes become their value (of FP4 twice that) and a constant
-// that keeps it positive, with the two bytes of activations; many multiply words that are unpacked once.
+// in eight lanes that are added up in one fixed order at the end. How the exact sums come about is free: of
+// four bits, one token multiplies bytes, by a shuffle of which codes become integers and a constant that
+// keeps them positive, with the two bytes of activations; several multiply words, many such that are unpacked
+// once.
 #pragma once
 
 #include <immintrin.h>
@@ -22,24 +23,48 @@ namespace hadron::avx2 {
 namespace {
 
 constexpr int64_t kChunk = 128;
-constexpr int64_t kChunkBytes = 64;  // of codes
 constexpr int64_t kLaneColumns = 16;
 constexpr int kVectors = 8;      // of a chunk's words
 constexpr int kByteVectors = 4;  // of its bytes
+
+inline bool has_six_bits(const Weight& w) {
+    return w.element == Element::e2m3 || w.element == Element::e3m2;
+}
 
 inline bool takes_words(const Weight& w) {
     if (!w.rounds()) return false;
     if (w.element == Element::int4)
         return w.granularity != Granularity::block &&
                (w.granularity != Granularity::group || w.block_columns % kLaneColumns == 0);
-    if (w.element != Element::e2m1 || w.granularity != Granularity::group || w.zeros) return false;
+    if (w.granularity != Granularity::group || w.zeros) return false;
+    if (has_six_bits(w)) return w.scale_type == ScaleType::e8m0 && w.block_columns == 32;
+    if (w.element != Element::e2m1) return false;
     return w.scale_type == ScaleType::e8m0 ? w.block_columns == 32
                                            : w.scale_type == ScaleType::e4m3 && w.block_columns == 16;
 }
 
-// What a code's byte is beside its value: what makes that positive. INT4's is so as it is stored.
+// How often the integer of a code is twice its value.
+inline int doublings(Element element) {
+    switch (element) {
+        case Element::e2m1:
+            return 1;
+        case Element::e2m3:
+            return 3;
+        case Element::e3m2:
+            return 4;
+        default:
+            return 0;
+    }
+}
+inline int integer(Element element, uint32_t code) {
+    return static_cast<int>(code_value(element, code) * static_cast<float>(1 << doublings(element)));
+}
+
+// What a code's byte is beside its integer: what makes that positive. INT4's is so as it is stored; six bits
+// are unpacked to words.
 inline int raised(Element element) {
-    return element == Element::e2m1 ? 12 : 8;
+    if (element == Element::int4) return 8;
+    return element == Element::e2m1 ? 12 : 0;
 }
 
 inline int64_t word_chunks(const Weight& w) {
@@ -143,7 +168,7 @@ inline uint32_t largest_of(__m256i v) {
 inline void prepare_words(const Weight& w, const float* x, uint8_t* prepared) {
     auto* chunks = reinterpret_cast<PreparedChunk*>(prepared);
     auto* bytes = const_cast<PreparedBytes*>(bytes_behind(w, chunks));
-    const uint32_t half = w.element == Element::e2m1 ? 1 : 0;  // since codes are twice their value
+    const auto doubled = static_cast<uint32_t>(doublings(w.element)), least = 15 + doubled;
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), one = _mm256_set1_epi32(1);
     for (int64_t c = 0; c < word_chunks(w); ++c) {
         const int64_t have = w.columns - c * kChunk < kChunk ? w.columns - c * kChunk : kChunk;
@@ -162,9 +187,9 @@ inline void prepare_words(const Weight& w, const float* x, uint8_t* prepared) {
         }
         const uint32_t largest = largest_of(most);
         const bool finite = largest < 0x7f800000u;
-        const uint32_t exponent = largest >> 23 < 16 ? 16 : largest >> 23;  // integers of at most 32767
+        const uint32_t exponent = std::max(largest >> 23, least);  // integers of at most 32767
         const __m256 inverse = _mm256_set1_ps(finite ? from_bits((268 - exponent) << 23) : 0.0f);
-        chunks[c].scale = finite ? from_bits((exponent - 14 - half) << 23) : from_bits(0x7fc00000u);
+        chunks[c].scale = finite ? from_bits((exponent - 14 - doubled) << 23) : from_bits(0x7fc00000u);
         for (int i = 0; i < 16; ++i) {
             v[i] = finite ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(v[i]), inverse))
                           : _mm256_setzero_si256();
@@ -295,23 +320,12 @@ inline void convert_scales(const Weight& w, int64_t row, float* to) {
     }
 }
 
-// What turns a chunk's codes into bytes, and deals scales to lanes.
-struct CodeTables {
-    __m256i values, low, deal;
+// Deals the scales of a chunk to its lanes.
+struct LaneScales {
+    __m256i deal;
     int64_t groups;  // of a chunk
-    int raised;
 
-    explicit CodeTables(const Weight& w)
-        : low(_mm256_set1_epi8(15)),
-          groups(has_whole_groups(w) ? kChunk / w.block_columns : 8),
-          raised(avx2::raised(w.element)) {
-        alignas(32) uint8_t bytes[32];
-        const int times = w.element == Element::e2m1 ? 2 : 1;
-        for (uint32_t code = 0; code < 32; ++code) {
-            const float value = code_value(w.element, code & 15u) * static_cast<float>(times);
-            bytes[code] = static_cast<uint8_t>(raised + static_cast<int>(value));
-        }
-        values = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
+    explicit LaneScales(const Weight& w) : groups(has_whole_groups(w) ? kChunk / w.block_columns : 8) {
         alignas(32) int32_t of_lane[8];
         for (int lane = 0; lane < 8; ++lane) {
             const int64_t group = has_whole_groups(w) ? lane_column(lane) / w.block_columns : lane;
@@ -321,6 +335,21 @@ struct CodeTables {
     }
     HADRON_LOCAL __m256 scales(const float* from) const {
         return _mm256_permutevar8x32_ps(_mm256_loadu_ps(from), deal);
+    }
+};
+
+// What turns a chunk's codes of four bits into bytes and words.
+struct FourBitTables : LaneScales {
+    static constexpr int kBits = 4;
+    __m256i values, low;
+    int raised;
+
+    explicit FourBitTables(const Weight& w)
+        : LaneScales(w), low(_mm256_set1_epi8(15)), raised(avx2::raised(w.element)) {
+        alignas(32) uint8_t bytes[32];
+        for (uint32_t code = 0; code < 32; ++code)
+            bytes[code] = static_cast<uint8_t>(raised + integer(w.element, code & 15u));
+        values = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
     }
     // The bytes of even and odd columns, of the first or of the second eight columns of every lane.
     template <int kHalf>
@@ -340,16 +369,31 @@ struct CodeTables {
             words[2 + i] = _mm256_srli_epi16(bytes[i], 8);
         }
     }
+    // The words of the integers themselves.
+    HADRON_LOCAL void unpack_chunk(const uint8_t* codes, __m256i* words) const {
+        unpack_words<0>(codes, words);
+        unpack_words<1>(codes, words + 4);
+        for (int i = 0; i < kVectors; ++i)
+            words[i] = _mm256_sub_epi16(words[i], _mm256_set1_epi16(static_cast<int16_t>(raised)));
+    }
 };
 
-// The codes of a chunk, from `last` where the row ends inside.
-HADRON_LOCAL const uint8_t* chunk_codes(const Weight& w, const uint8_t* row, int64_t chunk, uint8_t* last) {
-    const uint8_t* at = row + chunk * kChunkBytes;
-    if ((chunk + 1) * kChunk <= w.columns) return at;
-    std::memset(last, 0, kChunkBytes);
-    std::memcpy(last, at, static_cast<size_t>((w.columns - chunk * kChunk + 1) / 2));
-    return last;
-}
+// The codes of a chunk, padded in `last` where the row ends inside or less than sixteen bytes behind.
+template <int kBits>
+struct ChunkCodes {
+    static constexpr int64_t kBytes = kChunk * kBits / 8;
+    uint8_t last[kBytes + 16];
+
+    HADRON_LOCAL const uint8_t* operator()(const Weight& w, const uint8_t* row, int64_t chunk) {
+        constexpr int64_t kBehind = kBits == 6 ? 32 : 0;  // columns that loads of sixteen bytes may reach
+        const uint8_t* at = row + chunk * kBytes;
+        if ((chunk + 1) * kChunk + kBehind <= w.columns) return at;
+        const int64_t columns = std::min(kChunk, w.columns - chunk * kChunk);
+        std::memset(last, 0, sizeof last);
+        std::memcpy(last, at, static_cast<size_t>((columns * kBits + 7) / 8));
+        return last;
+    }
+};
 
 }  // namespace
 }  // namespace hadron::avx2

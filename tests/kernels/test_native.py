@@ -117,8 +117,8 @@ def rounded(scheme: QuantizationScheme, x: torch.Tensor) -> torch.Tensor:
 def integers(name: str, level: str, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor | float:
     """What a product may lose where activations become integers of sixteen bits, by the largest of 128 columns: at
     most 2^-15 of it, where rounding to bfloat16 loses up to 2^-9 of each."""
-    fours = name in ("mxfp4", "nvfp4") or name.startswith("int4")
-    by_integers = name == "mxfp4" if level == "avx512_amx" else fours and level in ("avx2", "avx512")
+    narrow = name in ("mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2") or name.startswith("int4")
+    by_integers = name == "mxfp4" if level == "avx512_amx" else narrow and level in ("avx2", "avx512")
     if not by_integers:
         return 0.0
     most = torch.nn.functional.pad(x, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128)).abs().amax(-1).double()
