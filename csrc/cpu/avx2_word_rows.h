@@ -121,6 +121,7 @@ void few_tokens(const Weight& w, const FourBitTables& tables, const Prepared& x,
                 float* const* y, float* sums) {
     float* scales = sums + kFewRows * kGroup * 8;
     const auto* of_tokens = reinterpret_cast<const Chunks*>(x.rows);
+    // one token takes whole rows, of whose scales fewer leave L1 to its activations
     const int64_t most = x.tokens == 1 ? 2 : kFewRows;
     for (int64_t from = first; from < last; from += most) {
         const int64_t count = last - from < most ? last - from : most;

@@ -132,6 +132,11 @@ def test_the_message_names_the_field(http: httpx.Client, path: str, body: dict[s
         assert error["param"].startswith(field), error
 
 
+def test_options_of_a_stream_that_is_none_are_refused_with_what_to_do(http: httpx.Client) -> None:
+    error = refused(http.post(CHAT, json={"messages": TALK, "stream_options": {"include_usage": True}}))
+    assert error["message"] == "stream_options: found without a stream; accepted: beside stream: true"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "where"),
     [
