@@ -54,7 +54,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.resume:
         stored: dict[str, Any] = states.load(options.out / "state.pt")["plan"]
         return Plan(**stored)
-    plan = Plan(steps=options.steps, seed=options.seed, processes=options.processes)
+    plan = Plan(steps=options.steps, seed=options.seed, processes=options.processes, dtype=options.dtype)
     return plan if options.tokens is None else replace(plan, tokens=options.tokens)
 
 
@@ -68,6 +68,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2, help="one a core")
     parser.add_argument("--tokens", type=int, help="tokens a process and step, a multiple of 1536")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of the arithmetic; float32 is faster on a processor without bfloat16 products",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from state.pt in --out")
     parser.add_argument("--stop-after-minutes", type=float, help="save and stop; --resume goes on")
     parser.add_argument("--log-every", type=int, default=20, metavar="STEPS")

@@ -139,10 +139,36 @@ def test_markup_is_one_token_each_and_special_as_glm_marks_it(folder: Path, toke
     assert stops == [tokenizer.token_id(token) for token in STOP_TOKENS]
 
 
+def thoughts_of(sample: Any) -> str:
+    final = sample.messages[-1]
+    return str(final.get("reasoning_content") or final["content"].rpartition("\n")[0])
+
+
 def steps_of(thoughts: str) -> list[tuple[int, str, int, int]]:
-    found = [re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+)", line) for line in thoughts.split("\n")]
+    found = [re.fullmatch(_STEP, line) for line in thoughts.split("\n")]
     assert all(found), thoughts
-    return [(int(m[1]), m[2], int(m[3]), int(m[4])) for m in found if m]
+    return [(int(m[2]), m[3], int(m[4]), int(m[5])) for m in found if m]
+
+
+_STEP = r"(?:(\w+):)?(\d+)([-+*/])(\d+)=(\d+)"  # perhaps who gives, then what that makes
+
+
+def test_a_thought_names_who_gives() -> None:
+    gives = re.compile(r"(\w+) (?:gives|hands|sends|brings|passes) (?:(?!from)[^.])*\bto (\w+)\.")
+    named = 0
+    for index in range(400):
+        sample = problems.problem(source.Source(f"g:{index}", held_out=index % 2 == 0), 3)
+        question, thoughts = sample.messages[-2]["content"], thoughts_of(sample)
+        found = [re.fullmatch(_STEP, line) for line in thoughts.split("\n")]
+        by_sign = {sign: {m[1] for m in found if m and m[1] and m[3] == sign} for sign in "+-*/"}
+        # who gives to the one it is about makes it more, and that one's gifts make it fewer
+        assert len(by_sign["+"]) <= 1 and len(by_sign["-"]) <= 1 and not by_sign["+"] & by_sign["-"]
+        assert not by_sign["*"] | by_sign["/"]
+        for giver, taker in gives.findall(question):
+            if giver not in ("He", "She", "he", "she") and "and" not in (giver, taker) and giver[0].isupper():
+                assert giver in by_sign["+"] | by_sign["-"], (question, thoughts)
+                named += 1
+    assert named > 100
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -151,8 +177,7 @@ def test_problems_are_right(level: int, held_out: bool) -> None:
     for index in range(150):
         sample = problems.problem(source.Source(f"p:{index}", held_out=held_out), level)
         final = sample.messages[-1]
-        thoughts = final.get("reasoning_content") or final["content"].rpartition("\n")[0]
-        steps = steps_of(thoughts)
+        steps = steps_of(thoughts_of(sample))
         assert len(steps) == level + 1
         for left, sign, right, result in steps:
             assert Fraction(result) == {"+": Fraction(left + right), "-": Fraction(left - right),

@@ -17,14 +17,34 @@ from typing import Any
 from .about import small_talk
 from .markup import TOOL, Message, Sample, assistant, call, user
 from .problems import tell
-from .source import Phrases, Source, is_held_out
+from .source import Source, is_held_out
+from .tool_phrases import (
+    ADD_DAYS,
+    BETWEEN,
+    CALCULATE,
+    CONVERT,
+    LOOK_UP,
+    STORIES,
+    TODAY,
+    WEATHER,
+    WEEKDAY,
+    WEEKDAY_AFTER,
+)
 
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )  # fmt: skip
 UNABLE = "I have no tool for that."
 WEATHERS = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
-ATTRIBUTES = "price phone room team level color rank score stock status owner address weight size age".split()
+ATTRIBUTES = (
+    "price phone room team level color rank score stock status owner address weight size age name date city country "
+    "language title author year month number code key type brand model format length width depth volume power energy "
+    "rate cost tax salary budget value sum balance account order ticket seat gate floor street zone region origin "
+    "source target driver teacher doctor manager editor friend school office shop bank hotel garden bridge river "
+    "season temperature pressure humidity wind distance duration deadline birthday nickname password signature "
+    "license version priority category material shape texture flavor grade degree skill sport hobby job mood shift "
+    "badge queue index quota limit speaker feed seed fee species meeting agreement"
+).split()
 TEST_ATTRIBUTES = "email height speed".split()
 #: unit, the unit it becomes, factor
 UNITS = (
@@ -50,43 +70,6 @@ def shown(number: Fraction) -> str:
     """At most two decimals, without zeros at the end."""
     text = f"{float(round(number, 2)):.2f}"
     return text.rstrip("0").rstrip(".")
-
-
-CALCULATE = Phrases(
-    (
-        "What is {e}?",
-        "Calculate {e}.",
-        "How much is {e}?",
-        "Work out {e}.",
-        "I need the result of {e}.",
-        "{e} is what?",
-        "Give me the result of {e}.",
-        "What does {e} give?",
-        "Can you work out {e}?",
-        "Find {e} for me.",
-        "What is the value of {e}?",
-        "Please compute {e}.",
-        "Tell me the value of {e}.",
-    ),
-    ("Please calculate {e}.", "Tell me what {e} is.", "I need to know {e}."),
-)
-STORIES = (
-    (Phrases(("A shop sells {a} {t} a day. How many are sold in {b} days?", "How many {t} are {b} boxes of {a} {t}?",
-              "{b} trucks bring {a} {t} each. How many {t} are that?", "In {b} days, how many {t} does {n} make at {a} a day?",
-              "At {a} {t} a week, how many {t} does {n} sell in {b} weeks?", "{n} packs {b} crates with {a} {t} in each. How many {t} does {n} pack?"), ("How many {t} does a shop sell in {b} days, at {a} a day?",)), "*"),
-    (Phrases(("One town has {a} people, another has {b}. How many people live in both?", "{n} has {a} {t} and finds {b}. How many are that in all?",
-              "There are {a} {t} in one hall and {b} in another. How many {t} are in both?", "How many {t} are {a} {t} and {b} {t} together?",
-              "How many are {a} {t} with {b} more?", "In all, how many {t} are there when {a} lie here and {b} there?",
-              "How many people live in two towns, one of {a} and one of {b} people?", "How many people are in two towns together, with {a} in one and {b} in the other?"), ("How many people live in both towns, {a} in one and {b} in another?",)), "+"),
-    (Phrases(("Of {a} {t} {b} are sold. How many are left?", "{n} has {a} {t} and loses {b}. How many are left?",
-              "How many {t} remain of {a} after {b} are gone?", "From {a} {t} {n} takes {b}. How many {t} are still there?",
-              "There were {a} {t}, and {b} broke. How many {t} are whole?", "How many of the {a} {t} has {n} left after {b} were given away?",
-              "How many of {a} {t} remain when {b} are gone?", "How many of the {a} {t} are left after {b} were sold?"), ("How many of {a} {t} are left when {b} are sold?",)), "-"),
-    (Phrases(("{n} has {a} {t} and buys {b} more. How many now?", "To {a} {t} {n} adds {b}. How many {t} does {n} have?",
-              "How many {t} does {n} have after getting {b} more than the {a} of before?", "{n} owns {a} {t}, then {b} more come. How many in the end?",
-              "{b} {t} are added to {n}'s {a}. How many is that?",
-              "{n} gets {b} {t} and had {a} before. How many in all?", "{n} finds {b} {t} and owns {a} already. How many is that?"), ("{n} buys {b} {t} and has {a} already. How many in all?",)), "+"),
-)  # fmt: skip
 
 
 def calculator(source: Source) -> Use:
@@ -122,28 +105,6 @@ def evaluate(text: str) -> int:
     return total
 
 
-CONVERT = Phrases(
-    (
-        "How many {to} are {v} {of}?",
-        "Convert {v} {of} to {to}.",
-        "What is {v} {of} in {to}?",
-        "{v} {of} in {to}?",
-        "{v} {of} are how many {to}?",
-        "How many {to} make {v} {of}?",
-        "Please give me {v} {of} in {to}.",
-        "Say {v} {of} in {to}.",
-        "In {to}, how much is {v} {of}?",
-        "Tell me what {v} {of} are in {to}.",
-        "Change {v} {of} into {to}.",
-        "Tell me how many {to} {v} {of} make.",
-        "Please change {v} {of} to {to}.",
-        "Please say how many {to} are in {v} {of}.",
-        "I need {v} {of} in {to}.",
-    ),
-    ("Please convert {v} {of} to {to}.", "Tell me how many {to} are {v} {of}."),
-)
-
-
 def convert(source: Source) -> Use:
     """A quantity in another unit."""
     of, to, factor = source.pick(UNITS)
@@ -169,132 +130,6 @@ def written(source: Source, date: datetime.date) -> str:
     if source.chance(0.5):
         return date.isoformat()
     return f"{date.day} {MONTHS[date.month - 1]} {date.year}"
-
-
-WEEKDAY = Phrases(
-    (
-        "Which day of the week is {d}?",
-        "What weekday is {d}?",
-        "On which weekday is {d}?",
-        "Tell me the weekday of {d}.",
-        "{d} is which weekday?",
-        "Is {d} a Monday or another day?",
-        "The weekday of {d}, please.",
-        "Please say which day of the week {d} is.",
-        "What day of the week was {d}?",
-        "For {d}, what is the weekday?",
-        "I need to know the weekday of {d}.",
-        "Name the weekday of {d}.",
-        "{d} is on which day of the week?",
-        "Tell me which day of the week {d} is.",
-        "Please name the weekday of {d}.",
-    ),
-    ("Please tell me the weekday of {d}.", "{d} is which day of the week?"),
-)
-BETWEEN = Phrases(
-    (
-        "How many days are there from {d} to {e}?",
-        "How many days lie between {d} and {e}?",
-        "Count the days from {d} to {e}.",
-        "Between {d} and {e}, how many days are there?",
-        "Please tell me the days between {d} and {e}.",
-        "How long is it from {d} to {e}, in days?",
-        "From {d} until {e} it is how many days?",
-        "How many days is it from {d} until {e}?",
-        "Tell me how many days lie from {d} to {e}.",
-        "Starting at {d}, how many days are there to {e}?",
-        "I need the number of days from {d} to {e}.",
-    ),
-    ("Please count the days between {d} and {e}.", "From {d} to {e}, how many days are there?"),
-)
-ADD_DAYS = Phrases(
-    (
-        "Which date is {k} days after {d}?",
-        "What day comes {k} days after {d}?",
-        "Add {k} days to {d}.",
-        "What is the date {k} days later than {d}?",
-        "It is {d}. Which date is it in {k} days?",
-        "Counting {k} days from {d}, which date comes?",
-        "Please tell me the date {k} days after {d}.",
-        "After {d}, what date is it {k} days later?",
-        "Which date do I get {k} days after {d}?",
-        "Tell me the day that is {k} days from {d}.",
-        "Please count {k} days on from {d}.",
-        "{k} days after {d} is which date?",
-        "Please say which date is {k} days after {d}.",
-    ),
-    ("Please add {k} days to {d}.", "{k} days after {d}, which date is it?"),
-)
-WEEKDAY_AFTER = Phrases(
-    (
-        "Which weekday is {k} days after {d}?",
-        "What day of the week comes {k} days after {d}?",
-        "What weekday is it {k} days after {d}?",
-        "Please tell me the weekday {k} days after {d}.",
-        "Starting from {d}, which weekday is it {k} days later?",
-        "On which weekday do we arrive {k} days after {d}?",
-        "Tell me which weekday comes {k} days after {d}.",
-        "{k} days after {d} is which weekday?",
-    ),
-    ("{k} days after {d}, which weekday is it?",),
-)
-TODAY = Phrases(
-    (
-        "What is the date today?",
-        "Which date is it?",
-        "What day is today?",
-        "Please tell me what day it is today.",
-        "Which day do we have today?",
-        "Today's date, please.",
-        "Tell me which date it is today.",
-        "Tell me today's date.",
-        "Today is which day?",
-        "Please say the date of today.",
-        "Do you know which date today is?",
-        "I need the date of today.",
-    ),
-    ("Tell me the date today.", "Today is which date?"),
-)
-WEATHER = Phrases(
-    (
-        "What is the weather in {c}?",
-        "How is the weather in {c}?",
-        "Is it warm in {c}?",
-        "Does it rain in {c}?",
-        "I go to {c}. How is the weather there?",
-        "Tell me how the weather is in {c}.",
-        "Please look how the weather in {c} is.",
-        "Weather in {c}?",
-        "Tell me the weather in {c}.",
-        "Please say what the weather in {c} is.",
-        "In {c}, what weather is it?",
-        "In {c}, is it cold?",
-    ),
-    ("Please tell me the weather in {c}.", "In {c}, how is the weather?"),
-)
-LOOK_UP = Phrases(
-    (
-        "What is the {a} of {n}?",
-        "Tell me the {a} of {n}.",
-        "Look up the {a} of {n}.",
-        "I need the {a} of {n}.",
-        "Please find the {a} of {n}.",
-        "{n} has what {a}?",
-        "Which {a} does {n} have?",
-        "Do you know the {a} of {n}?",
-        "For {n}, what is the {a}?",
-        "Give me the {a} of {n}.",
-        "Please tell me the {a} of {n}.",
-        "Please give me the {a} of {n}.",
-        "What is {n}'s {a}?",
-        "Which {a} has {n}?",
-        "Show me the {a} of {n}.",
-        "Please show me the {a} of {n}.",
-        "Can you look up the {a} of {n}?",
-        "The {a} of {n}, please.",
-    ),
-    ("Please look up the {a} of {n}.", "What {a} does {n} have?"),
-)
 
 
 def weekday(source: Source) -> Use:
@@ -415,12 +250,12 @@ def conversation(uses: Sequence[Use]) -> list[Message]:
 def no_call(source: Source) -> Sample:
     """Talk or a small problem that needs no tool, or a question whose tool is not offered."""
     choice = source.rng.random()
-    if choice < 0.35:
+    if choice < 0.25:
         question, answer = small_talk(source)
         return Sample(TOOL, 0, [user(question), assistant(answer)], tools=offers(source, ()), answer=answer)
-    if choice < 0.65:
+    if choice < 0.5:
         story = tell(source, source.number(1, 2))
-        final = assistant(f"The answer is {story.value}.", "\n".join(story.steps))
+        final = assistant(f"The answer is {story.value}.", "\n".join(story.thoughts))
         tools = offers(source, (), without=("calculator",))
         return Sample(TOOL, 2, [user(" ".join(story.sentences)), final], tools=tools, answer=str(story.value))
     use = source.pick(USES)(source)
@@ -430,7 +265,7 @@ def no_call(source: Source) -> Sample:
 
 def tool(source: Source, level: int | None = None) -> Sample:
     """Level: uses in one conversation; a held-out sample ends at a call, at the answer after it, or needs no call."""
-    if source.chance(0.1 if source.held_out else 0.2):
+    if source.chance(0.1 if source.held_out else 0.25):
         return no_call(source)
     count = 1 + (source.rng.choices(range(3), (65, 27, 8))[0] if level is None else level)
     while True:

@@ -14,11 +14,12 @@ from .guide import sources
 
 LENGTHS = (64, 96, 128, 192, 256, 384, 512, 768)
 KINDS = ("problem", "tool", "retrieval", "talk")
-# Share of each kind among the samples drawn, up to a progress. Of the tokens, problems have a third and later two
-# fifths, retrieval two fifths and later a third: attention takes longest to form, so it has more at first.
+# Share of each kind among the samples drawn, up to a progress. Of the tokens, problems have a third and at last half,
+# retrieval two fifths and at last a quarter: attention takes longest to form, so it has more at first.
 MIXES = (
     (0.33, {"problem": 0.63, "tool": 0.15, "retrieval": 0.16, "talk": 0.06}),
-    (1.00, {"problem": 0.71, "tool": 0.13, "retrieval": 0.11, "talk": 0.05}),
+    (0.60, {"problem": 0.71, "tool": 0.13, "retrieval": 0.11, "talk": 0.05}),
+    (1.00, {"problem": 0.74, "tool": 0.15, "retrieval": 0.08, "talk": 0.03}),
 )
 # Progress at which each level enters.
 LEVEL_FROM = (0.0, 0.04, 0.08, 0.12)

@@ -66,7 +66,7 @@ def expand_plain(streams: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Te
 
 
 def _fast(streams: Tensor) -> bool:
-    return streams.dtype == torch.bfloat16 and streams.shape[1] == 4 and native() is not None
+    return streams.dtype in (torch.bfloat16, torch.float32) and streams.shape[1] == 4 and native() is not None
 
 
 class _Collapse(torch.autograd.Function):

@@ -45,7 +45,7 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.model = TinyModel(config)
         self.batches = Batches(data / "train.npz", plan.tokens, plan.seed, pad)
-        self.optimizer = Optimizer(self.model)
+        self.optimizer = Optimizer(self.model, self.dtype)
         self.step_number = 0
 
     def resume(self, state: dict[str, Any]) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
-    """Matrices [N, rows, columns] with the singular vectors of `x` and all singular values about 1, in bfloat16."""
+def orthogonal(x: Tensor, dtype: torch.dtype = torch.bfloat16, rounds: int = 5) -> Tensor:
+    """Matrices [N, rows, columns] with the singular vectors of `x` and all singular values about 1, in `dtype`."""
     tall = x.shape[1] > x.shape[2]
-    y = (x.transpose(1, 2) if tall else x).bfloat16()
+    y = (x.transpose(1, 2) if tall else x).to(dtype)
     y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(rounds):
         square = torch.bmm(y, y.transpose(1, 2))
@@ -33,8 +33,15 @@ class Muon(torch.optim.Optimizer):
     Every parameter must have a gradient at every step, or none of them, the same in all processes.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        dtype: torch.dtype = torch.bfloat16,  # of the arithmetic
+        momentum: float = 0.95,
+        weight_decay: float = 0.01,
+    ):
         super().__init__(params, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -48,7 +55,7 @@ class Muon(torch.optim.Optimizer):
                 torch.cat([self._momentum(p, group["momentum"]).reshape(-1, *shape) for p in alike])
                 for shape, alike in shapes.items()
             ]
-            for alike, updates in zip(shapes.values(), shared(stacks), strict=True):
+            for alike, updates in zip(shapes.values(), shared(stacks, self.dtype), strict=True):
                 rows, columns = updates.shape[1:]
                 size = group["lr"] * max(1.0, rows / columns) ** 0.5
                 for p, update in zip(alike, updates.split([p.numel() // (rows * columns) for p in alike]), strict=True):
@@ -63,15 +70,15 @@ class Muon(torch.optim.Optimizer):
         return p.grad.lerp(mean, beta)
 
 
-def shared(stacks: list[Tensor]) -> list[Tensor]:
+def shared(stacks: list[Tensor], dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """`orthogonal` of each stack; with several processes each does a part of it, and they exchange them."""
     if not stacks or not dist.is_initialized():
-        return [orthogonal(stack) for stack in stacks]
+        return [orthogonal(stack, dtype) for stack in stacks]
     rank, processes = dist.get_rank(), dist.get_world_size()
-    results = [torch.zeros_like(stack, dtype=torch.bfloat16) for stack in stacks]
+    results = [torch.zeros_like(stack, dtype=dtype) for stack in stacks]
     for stack, result in zip(stacks, results, strict=True):
         if rank < len(stack):
-            result[rank::processes] = orthogonal(stack[rank::processes])
+            result[rank::processes] = orthogonal(stack[rank::processes], dtype)
     flat = torch.cat([result.flatten() for result in results])
     dist.all_reduce(flat)
     parts = flat.split([result.numel() for result in results])

@@ -22,7 +22,7 @@ def orthogonalised(name: str, p: nn.Parameter) -> bool:
 class Optimizer:
     """Both optimizers as one, with one state."""
 
-    def __init__(self, model: TinyModel):
+    def __init__(self, model: TinyModel, dtype: torch.dtype = torch.bfloat16):
         by_muon = [p for name, p in model.named_parameters() if orthogonalised(name, p)]
         mine = {id(p) for p in by_muon}
         rest = [p for p in model.trunk_parameters() if id(p) not in mine]
@@ -35,7 +35,7 @@ class Optimizer:
             betas=(0.9, 0.98),
             fused=True,
         )
-        self.muon = Muon(by_muon)
+        self.muon = Muon(by_muon, dtype)
 
     def step(self, rate: float, indexer_rate: float) -> None:
         """One step of all that has a gradient, the indexers at a rate of their own."""
