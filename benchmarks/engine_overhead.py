@@ -2,7 +2,8 @@
 
 A mock model stands in: it builds the metadata of attention as a real one does and gives the same logits every
 time. Requests decode behind a context, greedily or drawing; the time of a step is the engine's own, and that of the
-one kernel that runs, the search of logits for the likeliest tokens, which is given apart. A shared machine gives its
+two kernels that run, the search of logits for the likeliest tokens and the draw among them, is given apart. A shared
+machine gives its
 processors more or less of their clock by the minute: a loop in Python is timed beside every step, and what a step
 takes where that loop runs as fast as it did in the run's best moments is given too. Run it by hand:
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +48,7 @@ class MockModel:
         self._row = 6 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
         self._rows = self._row.repeat(64, 1)
         found = Questions.of(Provider({"lm_head": "cpu"}))  # bound once, as a head's
-        self._best, self._questions = found.best, found._replace(best=self._timed_best)
+        self._questions = found._replace(best=self._timed(found.best), draw=self._timed(found.draw))
         self.kernel_ms = 0.0
 
     def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
@@ -60,11 +62,14 @@ class MockModel:
         """The same row for each."""
         return Logits(self._rows[: hidden.shape[0]], self._questions)
 
-    def _timed_best(self, *given: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        found = self._best(*given, **options)
-        self.kernel_ms += 1000 * (time.perf_counter() - began)
-        return found
+    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            found = kernel(*given, **options)
+            self.kernel_ms += 1000 * (time.perf_counter() - began)
+            return found
+
+        return run
 
 
 def pace() -> float:
@@ -123,7 +128,7 @@ def main() -> None:
                     found = measure(requests, context, vocabulary, asked.steps, sampling)
                     rows.append((requests, context, vocabulary, kind, bar, *found))
     best = statistics.quantiles([pace for *_, paces in rows for pace in paces], n=20)[0]
-    print("| requests | context | vocabulary | sampling | ms a step, median | at the best pace | bar | | kernel, ms |")
+    print("| requests | context | vocabulary | sampling | ms a step, median | at the best pace | bar | | kernels, ms |")
     print("|---|---|---|---|---|---|---|---|---|")
     for *what, bar, times, kernel, paces in rows:
         median = statistics.median(times)

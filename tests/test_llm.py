@@ -14,7 +14,7 @@ import torch
 
 import hadron
 from hadron import LLM, SamplingParams
-from hadron.engine.engine import TokenEvent
+from hadron.engine.events import TokenEvent
 from hadron.tokenizer.chat_template import ChatTemplate
 from tests.conftest import DATA, RANDOM
 

@@ -7,11 +7,11 @@ short ones first (`attention.backend.split_decodes_and_prefills`).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,11 +22,28 @@ from hadron.cache.pages import Pages, written_blocks
 from hadron.cache.states import States
 
 
-class RequestStep(NamedTuple):
-    """Tokens of one request, whose cache has grown to hold them.
+class Step(Protocol):
+    """Tokens of one request."""
 
-    drafts: how many of them, at the end, are guesses. start: the position of the first, by default the next.
-    """
+    @property
+    def cache(self) -> SequenceCache:
+        """The request's, which has grown to hold them."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """At least one."""
+
+    @property
+    def drafts(self) -> int:
+        """How many of them, at the end, are guesses."""
+
+    @property
+    def first(self) -> int:
+        """The position of the first."""
+
+
+class RequestStep(NamedTuple):
+    """A `Step` by itself. start: the position of its first token, by default the next."""
 
     cache: SequenceCache
     token_ids: Sequence[int]
@@ -222,21 +239,17 @@ class ForwardBatch:
 _ABSENT = array("q", [-1])
 
 
-def _ints(values: Iterable[int]) -> torch.Tensor:
-    return torch.frombuffer(array("q", values), dtype=torch.int64)
-
-
 def make_batch(
-    steps: Sequence[RequestStep], pages: Pages, states: States, selections: Selections | None = None
+    steps: Sequence[Step], pages: Pages, states: States, selections: Selections | None = None
 ) -> ForwardBatch:
     """The batch of `steps`, in their order. `IndexError` where a cache does not reach far enough.
 
     Two requests must not share a page that is written or a state slot; those with guesses follow one another.
     """
     assert selections is None or len(steps) == 1, "selections are those of one request"
-    assert steps and all(len(step.token_ids) for step in steps), "a step needs a token for every request"
     size, n = pages.page_size, len(steps)
     query_lens = tuple([len(step.token_ids) for step in steps])
+    assert steps and all(query_lens), "a step needs a token for every request"
     context_lens = tuple([step.first for step in steps])
     sequence_lens = tuple(map(add, context_lens, query_lens))
     starts = (0, *accumulate(query_lens))
@@ -246,21 +259,24 @@ def make_batch(
     held = [step.cache.block_table for step in steps]
     written = written_blocks(held, context_lens, sequence_lens, size, pages.blocks)
     assert len(set(written)) == len(written), "requests share a page that is written"
-    width = max(map(len, held))
-    padded = _ABSENT * (n * width)
-    rows = memoryview(padded)  # thousands of numbers behind long contexts: never one by one
-    for i, table in enumerate(held):
-        rows[i * width : i * width + len(table)] = table
-
-    if starts[-1] == n:  # one token each, as nearly always: twice as fast without arrays
-        owners, positions = _ints(range(n)), _ints(context_lens)
-        slots = _ints([block * size + first % size for block, first in zip(written, context_lens, strict=True)])
+    # all tensors are parts of one, which is made once and goes to the device once; block tables come first
+    width, tokens = max(map(len, held)), starts[-1]
+    rows = [table if len(table) == width else table + _ABSENT * (width - len(table)) for table in held]
+    numbers = array("q", b"".join(rows))  # thousands behind long contexts: never one by one
+    numbers.extend(chain.from_iterable([step.token_ids for step in steps]))
+    if tokens == n:  # one token each, as nearly always: twice as fast without arrays
+        numbers.extend(context_lens)
+        numbers.extend(range(n))
+        numbers.extend([block * size + first % size for block, first in zip(written, context_lens, strict=True)])
     else:
         owner = np.repeat(np.arange(n), query_lens)
-        position = np.arange(starts[-1]) + np.repeat(np.subtract(context_lens, starts[:-1]), query_lens)
-        block = np.frombuffer(padded, np.int64).reshape(n, width)[owner, position // size]
-        owners, positions = torch.from_numpy(owner), torch.from_numpy(position)
-        slots = torch.from_numpy(block * size + position % size)
+        position = np.arange(tokens) + np.repeat(np.subtract(context_lens, starts[:-1]), query_lens)
+        block = np.frombuffer(numbers, np.int64, n * width).reshape(n, width)[owner, position // size]
+        for part in (position, owner, block * size + position % size):
+            numbers.frombytes(part.tobytes())
+    tables, token_ids, positions, owners, slots = (
+        torch.frombuffer(numbers, dtype=torch.int64).to(pages.device).split_with_sizes([n * width, *[tokens] * 4])
+    )
 
     if selections is not None:
         selections.begin(context_lens[0])
@@ -269,15 +285,15 @@ def make_batch(
     assert verification is None or len(guessing) == len(verification.requests), "requests with guesses lie apart"
 
     return ForwardBatch(
-        token_ids=_ints(chain.from_iterable([step.token_ids for step in steps])).to(pages.device),
-        positions=positions.to(pages.device),
-        request_of_token=owners.to(pages.device),
-        slots=slots.to(pages.device),
+        token_ids=token_ids,
+        positions=positions,
+        request_of_token=owners,
+        slots=slots,
         query_lens=query_lens,
         context_lens=context_lens,
         sequence_lens=sequence_lens,
         query_starts=starts,
-        block_tables=torch.frombuffer(padded, dtype=torch.int64).view(n, width).to(pages.device),
+        block_tables=tables.view(n, width),
         state_slots=state_slots,
         pages=pages,
         states=states,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hadron.batch import Selections
 from hadron.engine.assemble import Report, assemble
 from hadron.engine.config import EngineConfig
-from hadron.engine.engine import OnToken
+from hadron.engine.events import OnToken
 from hadron.engine.request import RequestOutput
 from hadron.engine.score import Pair, Score, score
 from hadron.engine.stats import Stats

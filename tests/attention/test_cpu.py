@@ -55,7 +55,7 @@ class Step:
                 manager.grow(cache, min(length, context + count))
         for cache, context in zip(caches, contexts, strict=True):
             states.advance([cache.state_slot], [context])
-            manager.commit(cache, [0] * context)
+            manager.commit([cache], [[0] * context])
         self.batch: ForwardBatch = make_batch(
             [RequestStep(cache, [0] * n) for cache, n in zip(caches, queries, strict=True)], self.pages, states
         )

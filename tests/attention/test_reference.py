@@ -52,7 +52,7 @@ def test_mixed_batches(
             manager.grow(cache, min(length, len(part)))
     for cache, context, part in zip(caches, contexts, rows, strict=True):
         states.advance([cache.state_slot], [context])
-        manager.commit(cache, [0] * context)
+        manager.commit([cache], [[0] * context])
         slots = torch.tensor([cache.block_table[p // PAGE] * PAGE + p % PAGE for p in range(len(part))])
         pages.write_latents(1, slots, torch.from_numpy(part))
         steps.append(RequestStep(cache, [0] * (len(part) - context)))

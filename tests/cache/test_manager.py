@@ -30,7 +30,7 @@ class Cache:
             if tensor is not None:
                 tensor[sequence.state_slot] += float(sum(ids))
         self.states.advance([sequence.state_slot], [sequence.tokens + len(ids)])
-        self.manager.commit(sequence, ids)
+        self.manager.commit([sequence], [ids])
 
     def state(self, sequence: SequenceCache) -> list[float]:
         tensors = (*self.states.kda, *self.states.conv, *self.states.tails)
@@ -169,7 +169,7 @@ def test_stamps_that_disagree_are_caught() -> None:
     cache.run(sequence, [1, 2])
     snapshot = cache.manager.snapshot(sequence)
     cache.states.advance([sequence.state_slot], [3])  # a step that was never committed
-    for act in (cache.manager.snapshot, cache.manager.fork, lambda s: cache.manager.commit(s, [])):
+    for act in (cache.manager.snapshot, cache.manager.fork, lambda s: cache.manager.commit([s], [[]])):
         with pytest.raises(AssertionError, match="has seen 3 tokens, the pages hold 2"):
             act(sequence)
     cache.states.advance([snapshot.state_slot], [1])

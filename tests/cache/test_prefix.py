@@ -24,7 +24,7 @@ def computed(e: MockEngine, ids: Sequence[int]) -> SequenceCache:
     for position, token in enumerate(ids):
         e.pages.rows[sequence.block_table[position // PAGE]][position % PAGE] = token
     e.states.values[sequence.state_slot] = (len(ids), sum(ids))
-    e.manager.commit(sequence, ids)
+    e.manager.commit([sequence], [ids])
     return sequence
 
 

@@ -44,6 +44,9 @@ class MockStates:
     def stamp(self, slot: int) -> int:
         return self.values[slot][0]
 
+    def stamps(self, slots: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self.stamp, slots))
+
     def reset(self, slot: int, tokens: int) -> None:
         self.values[slot] = (tokens, digest([]))
 
@@ -114,10 +117,10 @@ class MockEngine:
         values = [self.forward(step) for step in steps]
         settled = [self.take(step, own) for step, own in zip(steps, values, strict=True)]
         for step in settled:
-            self.manager.commit(step.cache, step.token_ids)
+            self.manager.commit([step.cache], [step.token_ids])
             if step.last:
                 self.manager.trim(step.cache)
-        self.scheduler.commit(settled)
+        self.scheduler.keep(self.scheduler.commit(settled))
         for step in settled:
             if step.request.is_finished:
                 self.scheduler.release(step.request)

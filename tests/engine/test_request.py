@@ -44,16 +44,16 @@ def feed(req: Request, ids: list[int]) -> str:
 def test_lengths() -> None:
     req = request(5)
     assert (req.num_prompt_tokens, req.num_tokens, req.num_uncomputed) == (5, 5, 5)
-    assert req.next_tokens(2) == [0, 1]
+    assert req.next_tokens(2) == ([0, 1], False)
     req.computed = 4
-    assert req.next_tokens(9) == [4]
+    assert req.next_tokens(9) == ([4], True)
     req.computed = 5
     req.append(77)
     assert (req.num_prompt_tokens, req.num_tokens, req.num_uncomputed) == (5, 6, 1)
-    assert req.next_tokens(9) == [77]
+    assert req.next_tokens(9) == ([77], True)
     req.computed = 3
-    assert req.next_tokens(2) == [3, 4]
-    assert req.next_tokens(3) == [3, 4, 77]
+    assert req.next_tokens(2) == ([3, 4], False)
+    assert req.next_tokens(3) == ([3, 4, 77], True)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
     random = np.random.default_rng(seed)
     rows = random.normal(scale=3, size=(2 * count, vocabulary)).astype(np.float32)
     logits = Logits.of(torch.from_numpy(rows), Provider())
-    asked = {}
+    asked, given = sampler.Asked(), []
     for i in range(count):
         params = filled(
             temperature=float(random.choice([0, 0.3, 1])), top_k=int(random.choice([0, 2, 5])),
@@ -118,17 +118,20 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
         )  # fmt: skip
         kind = sampler.Kind.of(params, vocabulary, ruled=ruled and i == 1)
         seed, position = int(random.integers(1 << 62)), int(random.integers(1000))
-        asked[i] = sampler.Asked(range(2 * i, 2 * i + 1 + i % 2), params, seed, position, kind)
-    for i, found in sampler.likeliest(logits, asked).items():
-        own = asked[i]
-        for turn, (row, known) in enumerate(zip(own.rows, found, strict=True)):
-            if own.kind.ruled:
+        own = range(2 * i, 2 * i + 1 + i % 2)
+        asked.add(i, own, kind, params, seed=seed, position=position)
+        given.append((own, params, seed, position, kind.ruled))
+    answers = asked.answers(logits)
+    assert sorted(answers) == list(range(count))
+    for i, (own, params, seed, position, is_ruled) in enumerate(given):
+        for turn, (row, known) in enumerate(zip(own, answers[i], strict=True)):
+            if is_ruled:
                 assert known.token is None
                 continue
-            options = {"seed": own.seed, "position": own.position + turn}
-            alone = sampler.choose(held(rows[row]), own.params, **options)
-            assert sampler.choose(logits.rows(row, row + 1), own.params, known=known, **options) == alone
-            few = not own.params.temperature or own.params.top_k > 0 or vocabulary <= draw.FIRST
+            alone = sampler.choose(held(rows[row]), params, seed=seed, position=position + turn)
+            shared = logits.rows(row, row + 1)
+            assert sampler.choose(shared, params, known=known, seed=seed, position=position + turn) == alone
+            few = not params.temperature or params.top_k > 0 or vocabulary <= draw.FIRST
             assert known.token is not None or not few
 
 

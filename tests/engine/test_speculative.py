@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from hadron.batch import ForwardBatch
-from hadron.engine.engine import Engine, TokenEvent
+from hadron.engine.engine import Engine
+from hadron.engine.events import TokenEvent
 from hadron.engine.request import Request
 from hadron.engine.speculative import Taken
 from hadron.errors import NumericsError
@@ -173,7 +174,7 @@ def test_seeded_requests_with_rules_draw_the_same(seed: int) -> None:
     """Random numbers belong to positions; penalties and a minimum see the tokens that were said, not guessed."""
     params = {
         "temperature": 2.5, "seed": seed, "top_k": 30, "max_tokens": 25, "logprobs": 2, "repetition_penalty": 1.3,
-        "frequency_penalty": 0.4, "min_tokens": 9, "stop_token_ids": list(range(0, 480, 3)),
+        "frequency_penalty": 0.4, "min_tokens": 9, "stop_token_ids": list(range(0, 480, 3)), "ignore_eos": True,
     }  # fmt: skip
     plain, _ = engine(chunk_size=64, max_context=96)
     request = plain.add("r", tuple(PROMPT), SamplingParams(**params).with_defaults({}))  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ class Layer:
         self.manager.grow(cache, len(ids))
         with torch.inference_mode():
             hidden = self.built.model.forward(make_batch([RequestStep(cache, ids)], self.pages, self.states))
-        self.manager.commit(cache, ids)
+        self.manager.commit([cache], [ids])
         self.manager.release(cache)
         return hidden
 

@@ -283,4 +283,4 @@ def test_a_state_out_of_step_is_caught(tiny: tuple[Any, DictWeights]) -> None:
         with pytest.raises(AssertionError, match=r"have seen \(3,\) tokens, their requests \(0,\)"):
             run.model.forward(run.batch([(cache, [4])]))
     with pytest.raises(AssertionError, match="has seen 3 tokens, the pages hold 2"):
-        run.manager.commit(cache, [1, 2])
+        run.manager.commit([cache], [[1, 2]])

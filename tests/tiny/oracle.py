@@ -221,7 +221,7 @@ class Run:
             batch = self.batch(steps)
             logits = self.model.logits(self.model.forward(batch))
         for cache, ids in steps:
-            self.manager.commit(cache, ids)
+            self.manager.commit([cache], [ids])
         return list(logits.split(list(batch.query_lens)))
 
     def logits(self, ids: Sequence[int], chunks: Sequence[int] = ()) -> torch.Tensor:

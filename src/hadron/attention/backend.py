@@ -67,7 +67,7 @@ class PrefillMetadata:
 class AttentionMetadata:
     """What attention needs of a step. No field has a default: every builder states all of them.
 
-    query_lens, sequence_lens: new and total tokens of each request. query_starts: int64 [requests + 1].
+    query_lens, sequence_lens: new and total tokens of each request.
     request_of_token, positions, slots: int64 [tokens]. block_tables: int64 [requests, pages], -1 beyond.
     prefill_max_seq_len: longest sequence of `prefill`, 0 where that is None (every row takes mqa).
     """
@@ -78,7 +78,6 @@ class AttentionMetadata:
     num_prefill_tokens: int
     query_lens: tuple[int, ...]
     sequence_lens: tuple[int, ...]
-    query_starts: torch.Tensor
     request_of_token: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
@@ -226,7 +225,6 @@ class AttentionBackend(ABC):
             *split,
             query_lens=batch.query_lens,
             sequence_lens=lens,
-            query_starts=torch.tensor(batch.query_starts, device=batch.positions.device),
             request_of_token=batch.request_of_token,
             positions=batch.positions,
             slots=batch.slots,

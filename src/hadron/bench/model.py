@@ -73,7 +73,7 @@ class Sequence:
         self._cache = self._manager.admit()
         self._manager.grow(self._cache, context)
         self._states.advance([self._cache.state_slot], [context])
-        self._manager.commit(self._cache, [0] * context)
+        self._manager.commit([self._cache], [[0] * context])
 
     @property
     def cache(self) -> SequenceCache:
@@ -87,7 +87,7 @@ class Sequence:
             hidden = self._model.forward(make_batch([RequestStep(self._cache, ids)], self._pages, self._states))
             logits = self._model.head(hidden[-1:])
             logits.best(1)
-        self._manager.commit(self._cache, ids)
+        self._manager.commit([self._cache], [ids])
         return logits.values
 
 

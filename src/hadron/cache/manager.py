@@ -8,60 +8,14 @@ it with the stamp kept here, so that a state that is a step ahead or behind cann
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from hadron.cache.blocks import BlockPool, extend_hashes, page_hash
 from hadron.cache.prefix import PrefixState, PrefixStates
 from hadron.cache.spec import CacheSpec
+from hadron.cache.stores import PageStore, PrefixStore, StateStore
 from hadron.errors import CapacityError
-
-
-class StateStore(Protocol):
-    """Owner of the state slots (`states.States`)."""
-
-    @property
-    def slots(self) -> int:
-        """How many slots there are."""
-
-    def stamp(self, slot: int) -> int:
-        """Tokens the state in `slot` has seen."""
-
-    def reset(self, slot: int, tokens: int) -> None:
-        """Zero the state in `slot` and stamp it."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy state and stamp."""
-
-
-class PageStore(Protocol):
-    """Owner of the pages (`pages.Pages`)."""
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy a page in all layers."""
-
-
-class PrefixStore(Protocol):
-    """Pages and states outside memory, by hash (`engine.prefix_store.DiskPrefixes`)."""
-
-    def has_page(self, content: bytes) -> bool:
-        """Whether it claims to have that page."""
-
-    def has_state(self, content: bytes) -> bool:
-        """Whether it claims to have the state at the end of that page."""
-
-    def save_page(self, content: bytes, block: int) -> None:
-        """Keep a page, unless it has it."""
-
-    def save_state(self, content: bytes, slot: int, tokens: int) -> None:
-        """Keep a state, unless it has it."""
-
-    def load_page(self, content: bytes, block: int) -> bool:
-        """Fill `block`; False, and it no longer claims to have it, where that failed."""
-
-    def load_state(self, content: bytes, slot: int, tokens: int) -> bool:
-        """Fill and stamp `slot`; False, and it no longer claims to have it, where that failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -288,14 +242,20 @@ class CacheManager:
         self.blocks.free(sequence.block_table[kept:])
         del sequence.block_table[kept:]
 
-    def commit(self, sequence: SequenceCache, token_ids: Sequence[int]) -> None:
-        """Stamp the tokens that a forward pass has written; the state must have moved as far."""
-        assert sequence.alive
-        tokens = sequence.tokens + len(token_ids)
-        assert tokens <= len(sequence.block_table) * self.spec.page_size, "committed beyond the pages"
-        self._agree(sequence.state_slot, tokens)
-        sequence.tokens = tokens
-        sequence.pending += token_ids
+    def commit(self, sequences: Sequence[SequenceCache], token_ids: Iterable[Sequence[int]]) -> None:
+        """Stamp the tokens of each sequence that a forward pass has written; the states must have moved as far."""
+        size = self.spec.page_size
+        stamps = self._states.stamps([sequence.state_slot for sequence in sequences])
+        for sequence, ids, stamp in zip(sequences, token_ids, stamps, strict=True):
+            tokens = sequence.tokens + len(ids)
+            assert sequence.alive and tokens <= len(sequence.block_table) * size, "committed beyond the pages"
+            assert stamp == tokens, f"the state has seen {stamp} tokens, the pages hold {tokens}"
+            sequence.tokens = tokens
+            sequence.pending += ids
+            if len(sequence.pending) >= size:
+                self._close_pages(sequence)
+
+    def _close_pages(self, sequence: SequenceCache) -> None:
         size = self.spec.page_size
         while len(sequence.pending) >= size:
             content = page_hash(sequence.hashes[-1] if sequence.hashes else b"", sequence.pending[:size])

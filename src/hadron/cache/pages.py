@@ -26,7 +26,11 @@ def written_blocks(
             raise IndexError(
                 f"positions {start} to {end - 1} lie outside a table of {len(table)} pages of {page_size} tokens"
             )
-        written += table[start // page_size : (end - 1) // page_size + 1]
+        first, last = start // page_size, (end - 1) // page_size
+        if first == last:
+            written.append(table[first])
+        else:
+            written += table[first : last + 1]
     if min(written) < 0 or max(written) >= blocks:
         wrong = next(block for block in written if not 0 <= block < blocks)
         raise IndexError(f"a table holds block {wrong}: the cache has {blocks} blocks")

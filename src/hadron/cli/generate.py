@@ -31,7 +31,7 @@ from hadron.cli.options import (
 from hadron.errors import HadronError, UsageError
 
 if TYPE_CHECKING:
-    from hadron.engine.engine import TokenEvent
+    from hadron.engine.events import TokenEvent
     from hadron.engine.request import Logprob, RequestOutput
     from hadron.llm import LLM, Prompt
     from hadron.sampling_params import SamplingParams

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hadron.cache.manager import PrefixStore
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec, cache_spec
 from hadron.cache.states import States
+from hadron.cache.stores import PrefixStore
 from hadron.checkpoint.hub import Hub
 from hadron.engine.build import Built, build_models
 from hadron.engine.config import EngineConfig

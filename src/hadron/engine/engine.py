@@ -7,15 +7,16 @@ begins again and takes that step by itself; the one that fails by itself fails, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadron.batch import RequestStep, Selections
+from hadron.batch import Selections
 from hadron.engine import sampler
+from hadron.engine.events import TokenEvent
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
@@ -30,21 +31,6 @@ from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.detokenizer import Detokenizer
 from hadron.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class TokenEvent:
-    """A generated token, or the end of a request without one (token_id None).
-
-    text: what became certain with it, "" while a character or stop string is open. finish_reason: set with
-    the last event of a request. index: which continuation of its prompt.
-    """
-
-    request_id: str
-    token_id: int | None
-    text: str
-    finish_reason: str | None
-    index: int = 0
 
 
 class Engine:
@@ -238,7 +224,7 @@ class Engine:
             return []
         try:
             wanted = [s.request.wanted_logits(len(s.token_ids), s.drafts) for s in steps]
-            ran = self._runner.run([RequestStep(s.cache, s.token_ids, s.drafts) for s in steps], wanted)
+            ran = self._runner.run(steps, wanted)
         except HadronError as error:
             return self._failed(steps, error)
         except BaseException:
@@ -247,21 +233,22 @@ class Engine:
                 self._release(step.request)
             raise
         self.stats.steps += 1
-        faults = self._runner.faults or [None] * len(steps)
-        known = self._likeliest(steps, ran)
-        taken = enumerate(zip(steps, ran.rows, faults, strict=True))
-        said = [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
-        guesses: list[list[int]] = []
-        if (drafter := self._runner.drafter) is not None:
+        if (drafter := self._runner.drafter) is None:
+            due = self._scheduler.commit(steps)  # before logits fill the processor's caches
+            said = self._take_all(steps, ran)
+        else:
+            said = self._take_all(steps, ran)
             steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
             guesses = propose(drafter, ran, steps)
-        self._scheduler.commit(steps)
-        for step, own in zip_longest(steps, guesses):
-            if step.request.is_finished:
+            due = self._scheduler.commit(steps)
+            for step, own in zip(steps, guesses, strict=True):
+                if own:
+                    self._scheduler.draft(step.request, own)
+        self._scheduler.keep(due)
+        for step in steps:
+            if step.request.finish_reason is not None:
                 self._release(step.request)
-            elif own:
-                self._scheduler.draft(step.request, own)
-        return [event for events in said for event in events]
+        return list(chain.from_iterable(said))
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it stands, and give its cache back; False where it has ended already."""
@@ -285,40 +272,50 @@ class Engine:
         assert not self.has_requests
         return prompt_logits(self._runner, ids, self._budget, selections)
 
-    def _likeliest(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, list[Likeliest]]:
+    def _take_all(self, steps: Sequence[Scheduled], ran: Ran) -> list[list[TokenEvent]]:
+        """What the step gave each request."""
+        faults = self._runner.faults or [None] * len(steps)
+        known = self._likeliest(steps, ran)
+        taken = enumerate(zip(steps, ran.rows, faults, strict=True))
+        return [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
+
+    def _likeliest(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Sequence[Likeliest]]:
         """What is asked of the rows of each step that gets a token, by its number: of the last, and of those of its
         guesses."""
-        asked = {}
-        for i, step in enumerate(steps):
+        if ran.logits is None:
+            return {}
+        asked = Asked()
+        for i, (step, rows) in enumerate(zip(steps, ran.rows, strict=True)):
             if step.last:
+                own = rows if len(rows) == 1 + step.drafts else rows[-1 - step.drafts :]
                 request = step.request
-                rows = ran.rows[i][-1 - step.drafts :]
                 kind, _ = self._sampling[request.request_id]
-                asked[i] = Asked(rows, request.params, request.seed, request.num_tokens, kind)
-        return {} if ran.logits is None else sampler.likeliest(ran.logits, asked)
+                asked.add(i, own, kind, request.params, seed=request.seed, position=request.num_tokens)
+        return asked.answers(ran.logits)
 
     def _take(
-        self, step: Scheduled, logits: Logits | None, rows: range, known: list[Likeliest] | None, fault: str | None
+        self, step: Scheduled, logits: Logits | None, rows: range, known: Sequence[Likeliest] | None, fault: str | None
     ) -> list[TokenEvent]:
         """What a step gave one request: log-probabilities of its prompt, tokens, or its end.
 
         rows: its own of the logits; known: of the last of them, and of those of its guesses. The first token that is
         not the guess is the last one.
         """
-        request = step.request
+        request, params = step.request, step.request.params
+        if known and fault is None and not step.drafts and params.logprobs is None and params.prompt_logprobs is None:
+            token = known[0].token
+            if token is not None:  # as nearly always
+                return [self._said(request, token)]
         events: list[TokenEvent] = []
         try:
             if fault is not None:
                 raise not_finite(fault)
             if logits is None or not rows:
                 return events
-            if request.params.prompt_logprobs is not None and request.wants_prompt_logprobs:
+            if params.prompt_logprobs is not None and request.wants_prompt_logprobs:
                 all_rows = logits.rows(rows.start, rows.stop)
                 self._take_prompt(request, all_rows, step.cache.tokens - len(all_rows) + 1)
             if known is None:
-                return events
-            if not step.drafts:
-                events.append(self._accept(request, logits, rows[-1], known[0]))
                 return events
             for row, own, guess in zip_longest(rows[-1 - step.drafts :], known, step.guesses):
                 events.append(self._accept(request, logits, row, own))
@@ -361,6 +358,11 @@ class Engine:
                 complete = rules.matcher.finished
             if choice.logprobs is not None:
                 logprobs = self._with_text(choice.logprobs)
+        return self._said(request, token, logprobs, complete=complete)
+
+    def _said(
+        self, request: Request, token: int, logprobs: dict[int, Logprob] | None = None, *, complete: bool = False
+    ) -> TokenEvent:
         text = request.append(token, logprobs, complete=complete)
         self.stats.generated_tokens += 1
         reason = None if request.finish_reason is None else str(request.finish_reason)
@@ -387,7 +389,3 @@ class Engine:
     def _release(self, request: Request) -> None:
         self._sampling.pop(request.request_id, None)
         self._scheduler.release(request)
-
-
-#: Called with the index of a prompt and each of its tokens as they come.
-OnToken = Callable[[int, TokenEvent], None]

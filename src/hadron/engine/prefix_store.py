@@ -33,7 +33,7 @@ _ASIDE, _ABANDONED = ".part", 3600
 
 
 class DiskPrefixes:
-    """Implements `cache.manager.PrefixStore` in `root`, in a folder of its own for each `key`.
+    """Implements `cache.stores.PrefixStore` in `root`, in a folder of its own for each `key`.
 
     key: everything that the bits in the caches depend on. limit: bytes of that folder. `UsageError` where
     the folder cannot be made.

@@ -177,9 +177,9 @@ class Request:
     def wanted_logits(self, count: int, drafts: int = 0) -> int:
         """Of how many of the next `count` tokens, the last ones, the logits are needed. drafts: guesses among them."""
         end = self.computed + count
-        if self.wants_prompt_logprobs:
+        if self.params.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return max(0, min(count, end + 1 - len(self.prompt_logprobs)))
-        return 1 + drafts if end - drafts == self.num_tokens else 0
+        return 1 + drafts if end - drafts == self.num_prompt_tokens + len(self.output_token_ids) else 0
 
     @property
     def num_uncomputed(self) -> int:
@@ -191,12 +191,12 @@ class Request:
         """Whether nothing more will come."""
         return self.state is State.FINISHED
 
-    def next_tokens(self, most: int) -> list[int]:
-        """Up to `most` tokens that the model has not seen, in order."""
-        known = self.num_tokens
-        if self.computed + 1 == known and self.output_token_ids:  # decoding
-            return self.output_token_ids[-1:]
-        return self.tokens_between(self.computed, min(known, self.computed + most))
+    def next_tokens(self, most: int) -> tuple[list[int], bool]:
+        """Up to `most` tokens that the model has not seen, in order, and whether these are all."""
+        known, first = self.num_prompt_tokens + len(self.output_token_ids), self.computed
+        if first + 1 == known and self.output_token_ids:  # decoding
+            return self.output_token_ids[-1:], True
+        return self.tokens_between(first, min(known, first + most)), first + most >= known
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Known tokens from position `start` to before `end`."""

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from hadron.batch import ForwardBatch, RequestStep, Selections, make_batch
+from hadron.batch import ForwardBatch, Selections, Step, make_batch
 from hadron.cache.blocks import BlockPool
-from hadron.cache.manager import CacheManager, PrefixStore
+from hadron.cache.manager import CacheManager
 from hadron.cache.pages import Pages
 from hadron.cache.spec import CacheSpec
 from hadron.cache.states import States
+from hadron.cache.stores import PrefixStore
 from hadron.engine.speculative import Drafter
 from hadron.layers.logits import Logits
 from hadron.models.language_model import LanguageModel, NonFiniteTrace
@@ -78,7 +79,7 @@ class Runner:
         )
         self.drafter = None if mtp is None else Drafter(mtp, self.manager, self._pages, self._states, drafts)
 
-    def run(self, steps: Sequence[RequestStep], wanted: Sequence[int], selections: Selections | None = None) -> Ran:
+    def run(self, steps: Sequence[Step], wanted: Sequence[int], selections: Selections | None = None) -> Ran:
         """Take the steps' tokens into their caches, which have room for them, and compute the logits of the last
         tokens that are wanted of each.
 
@@ -97,24 +98,24 @@ class Runner:
                     trace.first(start, end - step.drafts)
                     for (start, end), step in zip(batch.ranges, steps, strict=True)
                 ]
-            ends = batch.query_starts[1:]
-            rows = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
-            logits = None
-            if rows:
-                all_of_them = len(rows) == batch.tokens
-                asked = hidden if all_of_them else hidden[torch.tensor(rows, device=hidden.device)]
+            logits, number = None, sum(wanted)
+            if number:
+                asked = hidden
+                if number < batch.tokens:
+                    ends = batch.query_starts[1:]
+                    rows = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
+                    asked = hidden[torch.tensor(rows, device=hidden.device)]
                 logits = self.model.head(asked)
-        for step in steps:
-            if not step.drafts:
-                self.manager.commit(step.cache, step.token_ids)
+        certain = [step for step in steps if not step.drafts]
+        self.manager.commit([step.cache for step in certain], [step.token_ids for step in certain])
         owned = [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]
         return Ran(logits, owned, hidden, batch)
 
-    def accept(self, batch: ForwardBatch, steps: Sequence[RequestStep]) -> None:
+    def accept(self, batch: ForwardBatch, steps: Sequence[Step]) -> None:
         """Take into their caches what was right of the steps with guesses of a batch: the tokens that are left in
         `steps`, in the same order."""
         with torch.inference_mode():
             batch.commit([len(step.token_ids) for step in steps])
+        self.manager.commit([step.cache for step in steps], [step.token_ids for step in steps])
         for step in steps:
-            self.manager.commit(step.cache, step.token_ids)
             self.manager.trim(step.cache)

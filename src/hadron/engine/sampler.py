@@ -9,13 +9,13 @@ own text, the seed and the position, never on the batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count as count_from
-from itertools import repeat
+from itertools import islice, repeat
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from hadron.engine.draw import FIRST, FURTHER, limit, uniform
@@ -60,9 +60,10 @@ class Needs(NamedTuple):
         return cls(max(begin.likeliest, params.logprobs), 1.0 if begin.temperature is None else begin.temperature)
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
     """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`.
-    ruled: whether the request changes its logits."""
+    ruled: whether the request changes its logits. Two of the same content are nearly always one object."""
 
     needs: Needs
     draw: Needs | None
@@ -72,17 +73,10 @@ class Kind(NamedTuple):
     def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Kind:
         """The same for all tokens of a request. params must have its defaults filled in."""
         draw = Needs.to_draw(params, vocabulary, ruled=ruled)
-        return cls(Needs.of(params, draw), draw, ruled)
+        return _kind(Needs.of(params, draw), draw, ruled)
 
 
-class Asked(NamedTuple):
-    """Rows of the logits of one request, the first of which decides the token at `position`."""
-
-    rows: range
-    params: SamplingParams
-    seed: int
-    position: int
-    kind: Kind
+_kind = lru_cache(maxsize=1024)(Kind)
 
 
 class Likeliest(NamedTuple):
@@ -99,42 +93,70 @@ class Likeliest(NamedTuple):
         return self.found.rows(self.row, self.row + 1)
 
 
-def likeliest(logits: Logits, asked: Mapping[int, Asked]) -> dict[int, list[Likeliest]]:
-    """What each request's rows are asked for, under its key, by as few questions as there are kinds of them."""
-    kinds: dict[Kind, list[int]] = {}
-    for key, own in asked.items():
-        kinds.setdefault(own.kind, []).append(key)
-    given: dict[int, list[Likeliest]] = {}
-    for kind, keys in kinds.items():
-        owners = [asked[key] for key in keys]
-        (count, temperature), draw, ruled = kind
-        drawn = None if draw is None else chances(owners)  # before the search drives what it reads out of the caches
-        found = logits.best(count, rows=[row for own in owners for row in own.rows], temperature=temperature)
+class Asked:
+    """Rows of logits that decide tokens of requests: those of one kind are asked about together."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Kind, _Group] = {}
+
+    def add(self, key: int, rows: range, kind: Kind, params: SamplingParams, *, seed: int, position: int) -> Asked:
+        """Rows of one request, called `key`; the first of them decides the token at `position`."""
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group()
+        group.keys.append(key)
+        group.counts.append(len(rows))
+        group.rows += rows
+        if kind.draw is not None:
+            for at in range(position, position + len(rows)):
+                group.chances.extend(chances(params, seed, at))
+        return self
+
+    def answers(self, logits: Logits) -> dict[int, Sequence[Likeliest]]:
+        """What is known of each request's rows, under its key, by as few questions as there are kinds of them."""
+        given: dict[int, Sequence[Likeliest]] = {}
+        for kind, group in self._groups.items():
+            each = iter(group.ask(logits, kind))
+            if len(group.keys) == len(group.rows):
+                given.update(zip(group.keys, zip(each, strict=True), strict=True))
+            else:
+                given.update((key, list(islice(each, n))) for key, n in zip(group.keys, group.counts, strict=True))
+        return given
+
+
+class _Group:
+    """Requests of a kind. chances: as `Logits.draw` takes them, where something is drawn."""
+
+    __slots__ = ("chances", "counts", "keys", "rows")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.counts: list[int] = []
+        self.rows: list[int] = []
+        self.chances = array("d")
+
+    def ask(self, logits: Logits, kind: Kind) -> Iterable[Likeliest]:
+        """Of its rows, one after another."""
+        count, temperature = kind.needs
+        found = logits.best(count, rows=self.rows, temperature=temperature)
         tokens: list[int | None]
-        if draw is None or drawn is None:
+        if kind.draw is None:
             tokens = found.ids[:, 0].tolist()
         else:
-            picked = logits.draw(found, draw.likeliest, drawn, among_all=draw.temperature is not None)
+            among_all = kind.draw.temperature is not None
+            picked = logits.draw(found, kind.draw.likeliest, self.chances, among_all=among_all)
             tokens = [token if token >= 0 else None for token in picked]
         faults = found.faults.tolist()
-        if ruled or any(faults):  # what came of faults is not defined
-            tokens = [None if ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
-        each, row = list(map(Likeliest, repeat(found), count_from(0), tokens)), 0
-        for key, own in zip(keys, owners, strict=True):
-            given[key] = each[row : row + len(own.rows)]
-            row += len(own.rows)
-    return given
+        if kind.ruled or any(faults):  # what came of faults is not defined
+            tokens = [None if kind.ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
+        return map(Likeliest, repeat(found), count_from(0), tokens)
 
 
-def chances(owners: Iterable[Asked]) -> array[float]:
-    """What decides their rows besides the logits, as `Logits.draw` takes it; they have a temperature."""
-    found = array("d")
-    for own in owners:
-        params = own.params
-        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
-        for position in range(own.position, own.position + len(own.rows)):
-            found.extend((params.temperature, params.top_p, params.min_p, uniform(own.seed, position)))
-    return found
+def chances(params: SamplingParams, seed: int, position: int) -> tuple[float, float, float, float]:
+    """What decides the token at `position` besides its logits, as `Logits.draw` takes it. params: with a
+    temperature."""
+    assert params.temperature is not None and params.top_p is not None and params.min_p is not None
+    return params.temperature, params.top_p, params.min_p, uniform(seed, position)
 
 
 def choose(
@@ -149,13 +171,12 @@ def choose(
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. known: what `likeliest` found, where it was asked.
+    rules: what the request changes about its logits. known: what `Asked` found, where it was asked.
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
     kind = Kind.of(params, logits.vocabulary, ruled=rules is not None)
-    asked = Asked(range(1), params, seed, position, kind)
-    known = known or likeliest(logits, {0: asked})[0][0]
+    known = known or _ask(logits, kind, params, seed, position)
     token = known.token
     if known.found.faults[known.row]:
         check_finite(logits, known.best, position)
@@ -164,19 +185,24 @@ def choose(
         row = logits.values[0].cpu().numpy().copy()
         rules.apply(row)
         left = logits.changed(torch.from_numpy(row)[None])
-        changed = likeliest(left, {0: asked._replace(kind=Kind.of(params, left.vocabulary, ruled=False))})[0][0]
+        changed = _ask(left, Kind.of(params, left.vocabulary, ruled=False), params, seed, position)
         check_finite(left, changed.best, position)
         token = changed.token
     count = FIRST
     while token is None:
         count *= FURTHER
         more = left.best(count, temperature=params.temperature)
-        (drawn,) = left.draw(more, count, chances([asked]), among_all=count < left.vocabulary)
+        decides = array("d", chances(params, seed, position))
+        (drawn,) = left.draw(more, count, decides, among_all=count < left.vocabulary)
         token = drawn if drawn >= 0 else None
     if params.logprobs is None:
         return Choice(token, None)
     best = known.best if kind.needs.temperature == 1.0 else logits.best(max(1, params.logprobs), temperature=1.0)
     return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
+
+
+def _ask(logits: Logits, kind: Kind, params: SamplingParams, seed: int, position: int) -> Likeliest:
+    return Asked().add(0, range(1), kind, params, seed=seed, position=position).answers(logits)[0][0]
 
 
 def prompt_logprobs(
@@ -206,7 +232,7 @@ def logprobs(logits: Logits, best: Best, chosen: Sequence[int], most: int) -> di
 
 def check_finite(logits: Logits, best: Best, position: int) -> None:
     """`NumericsError` when a logit is NaN or infinite: nothing is clamped to hide it. position: of the first row."""
-    failed = np.flatnonzero(best.faults).tolist()
+    failed = best.faults.nonzero().flatten().tolist()
     if failed:
         row = logits.values[failed[0]].cpu()
         first = int((~torch.isfinite(row)).nonzero()[0])

@@ -70,6 +70,11 @@ class Scheduled(NamedTuple):
     drafts: int = 0
 
     @property
+    def first(self) -> int:
+        """The position of its first token."""
+        return self.cache.tokens
+
+    @property
     def guesses(self) -> list[int]:
         """Those of the tokens that are guesses."""
         return self.token_ids[len(self.token_ids) - self.drafts :]
@@ -142,7 +147,7 @@ class Scheduler:
             entry.served = self._step
             request, drafts = entry.request, 0
             assert entry.cache is not None
-            ids, last = request.next_tokens(count), count == request.num_uncomputed
+            ids, last = request.next_tokens(count)
             if entry.drafts:
                 riding = self._riding(entry, left) if last and count == 1 else []
                 ids, drafts, entry.drafts = ids + riding, len(riding), []
@@ -170,24 +175,33 @@ class Scheduler:
             count -= 1
         return entry.drafts[: max(0, count)]
 
-    def commit(self, steps: Iterable[Scheduled]) -> None:
-        """The tokens of `steps` are in their caches: count them, and keep states where it pays."""
+    def commit(self, steps: Iterable[Scheduled]) -> list[Scheduled]:
+        """The tokens of `steps` are in their caches: count them. Returns those after which `keep` may have something
+        to do, once it is known that their logits are sound."""
+        size, due = self._manager.spec.page_size, []
         for step in steps:
-            entry = self._entries[step.request.request_id]
-            request, cache = step.request, step.cache
-            before = request.computed
-            request.computed += len(step.token_ids)
-            assert cache.tokens == request.computed, f"{cache.tokens} tokens in the cache, {request.computed} counted"
-            if request.computed >= entry.alone_until:
+            request, computed = step.request, step.cache.tokens
+            before, request.computed = request.computed, computed
+            assert before + len(step.token_ids) == computed, f"{computed} tokens in the cache, {before} before"
+            entry = self._entries[request.request_id]
+            if computed >= entry.alone_until:
                 entry.alone_until = 0
-            if not self._prefix_caching:
-                continue
+            if computed % size == 0 or before < request.num_prompt_tokens <= computed:
+                due.append(step)
+        return due
+
+    def keep(self, due: Iterable[Scheduled]) -> None:
+        """Keep for later requests what pays of the steps that `commit` gave."""
+        if not self._prefix_caching:
+            return
+        for step in due:
+            request, cache = step.request, step.cache
             if request.computed % self._manager.spec.page_size == 0:
-                self._keep(entry, cache)
-            if before < request.num_prompt_tokens <= request.computed:
+                self._keep_state(self._entries[request.request_id], cache)
+            if request.computed - len(step.token_ids) < request.num_prompt_tokens <= request.computed:
                 self._manager.persist(cache)  # at once: what took hours must not wait for the answer
 
-    def _keep(self, entry: _Entry, cache: SequenceCache) -> None:
+    def _keep_state(self, entry: _Entry, cache: SequenceCache) -> None:
         """Keep the state where a page ends: at a place of the prompt for good, behind it in one that moves along."""
         if entry.request.computed in entry.places:
             self._manager.keep(cache)
@@ -311,11 +325,8 @@ class Scheduler:
 
     def _grow(self, counts: dict[_Entry, int]) -> bool:
         """Make room for the tokens of all; False where that is not to be had."""
-        for entry, count in counts.items():
-            assert entry.cache is not None
-            if not self._manager.try_grow(entry.cache, count):
-                return False
-        return True
+        caches = [entry.cache for entry in counts if entry.cache is not None]
+        return all(map(self._manager.try_grow, caches, counts.values()))
 
     def _preempt(self, entry: _Entry) -> None:
         """The request loses pages and state together, and keeps its place in the order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hadron.batch import RequestStep
 from hadron.engine.request import Request
 from hadron.engine.runner import Ran, Runner
 from hadron.engine.scheduler import Scheduled
@@ -23,7 +22,7 @@ def settle(runner: Runner, ran: Ran, steps: Sequence[Scheduled], said: Sequence[
     ]
     drafted = [own for step, own in zip(steps, settled, strict=True) if step.drafts]
     if drafted:
-        runner.accept(ran.batch, [RequestStep(step.cache, step.token_ids) for step in drafted])
+        runner.accept(ran.batch, drafted)
     return settled
 
 

@@ -6,26 +6,24 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
 
 
 class Best(NamedTuple):
-    """The likeliest tokens of each of n rows.
+    """The likeliest tokens of each of n rows, in this machine's memory.
 
     ids int64, logits float32 [n, count], best first, on a tie the lowest id; log_sum float64 [n], the logarithm of how
     likely all tokens of the row are together where the likeliest counts as 1, or [0] where no temperature was given;
     faults int64 [n], how many of its logits are not finite (then nothing else is defined).
     """
 
-    ids: NDArray[np.int64]
-    logits: NDArray[np.float32]
-    log_sum: NDArray[np.float64]
-    faults: NDArray[np.int64]
+    ids: torch.Tensor
+    logits: torch.Tensor
+    log_sum: torch.Tensor
+    faults: torch.Tensor
 
     def rows(self, first: int, end: int) -> Best:
         """Those of some of the rows."""
@@ -89,7 +87,7 @@ class Logits:
         """
         asked = range(self._first, self._end) if rows is None else [self._first + row for row in rows]
         found = self._questions.best(self._held, count, rows=asked, temperature=temperature)
-        return Best(*(part.cpu().numpy() for part in found))
+        return Best(*[part.cpu() for part in found])
 
     def draw(self, found: Best, count: int, chances: array[float], *, among_all: bool) -> list[int]:
         """A token of each row that was asked about by chance, -1 where `found` is not enough for that.
@@ -97,10 +95,11 @@ class Logits:
         count: of the likeliest tokens that are drawn from. chances: temperature, top_p, min_p and the number that
         decides, of one row after another. among_all: whether further tokens may come (`found` has their `log_sum`).
         """
-        ids, values = (torch.from_numpy(part[:, :count]) for part in (found.ids, found.logits))
+        ids, values = found.ids, found.logits
+        if ids.shape[1] > count:
+            ids, values = ids[:, :count], values[:, :count]
         numbers = torch.frombuffer(chances, dtype=torch.float64).view(-1, 4)
-        log_sum = torch.from_numpy(found.log_sum) if among_all else None
-        tokens: list[int] = self._questions.draw(ids, values, numbers, log_sum).tolist()
+        tokens: list[int] = self._questions.draw(ids, values, numbers, found.log_sum if among_all else None).tolist()
         return tokens
 
     def ranks(self, ids: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,8 @@ from hadron.server.errors import ApiError, from_error
 
 if TYPE_CHECKING:
     from hadron.engine.assemble import Assembled
-    from hadron.engine.engine import Engine, TokenEvent
+    from hadron.engine.engine import Engine
+    from hadron.engine.events import TokenEvent
     from hadron.sampling_params import SamplingParams
 
 log = logging.getLogger("hadron.server")
