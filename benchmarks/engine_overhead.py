@@ -1,7 +1,8 @@
 """What a step costs beside the kernels: scheduling, the batch, metadata of attention, sampling, bookkeeping.
 
 A mock model stands in: it builds the metadata of attention as a real one does and gives the same logits every
-time. Requests decode behind a context, greedily or drawing; the time of a step is the engine's own, and that of the
+time. Answers in conversations, with a tokenizer and with tokens that may not come, decode behind a context, greedily or
+drawing, nearly all of the chance with tokens that have a text; the time of a step is the engine's own, and that of the
 two kernels that run, the search of logits for the likeliest tokens and the draw among them, is given apart. A shared
 machine gives its
 processors more or less of their clock by the minute: a loop in Python is timed beside every step, and what a step
@@ -24,13 +25,17 @@ import torch
 from hadron.attention.reference import ReferenceBackend
 from hadron.batch import ForwardBatch
 from hadron.cache.spec import CacheSpec, LayerCache
+from hadron.cli.generate import SHIPPED
+from hadron.engine.assemble import MARKUP
 from hadron.engine.engine import Engine
 from hadron.engine.runner import Runner
 from hadron.kernels.provider import Provider
 from hadron.layers.logits import Logits, Questions
 from hadron.sampling_params import SamplingParams
+from hadron.tokenizer.tokenizer import Tokenizer
 
 BARS = {1: 0.3, 64: 2.0}  # requests -> milliseconds
+TEXTS = 1000  # ids of the shipped model's tokenizer that have a text
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "top-k 40": {"temperature": 1.0, "top_k": 40},
@@ -44,8 +49,11 @@ class MockModel:
     def __init__(self, vocabulary: int) -> None:
         self.settings = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16)
         self._backend = ReferenceBackend("mqa", selection_budget=2048)
-        # peaked as a model's are: of 154,880 tokens 64 hold 0.97 of the chance
-        self._row = 6 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(0))
+        # peaked as a model's are: of 154,880 tokens 64 hold 0.97 of the chance; the likeliest are the tokenizer's
+        random = torch.Generator().manual_seed(0)
+        row = (6 * torch.randn(vocabulary, generator=random)).sort(descending=True).values
+        row[:TEXTS] = row[torch.randperm(TEXTS, generator=random)]
+        self._row = row[None]
         self._rows = self._row.repeat(64, 1)
         found = Questions.of(Provider({"lm_head": "cpu"}))  # bound once, as a head's
         self._questions = found._replace(best=self._timed(found.best), draw=self._timed(found.draw))
@@ -88,13 +96,14 @@ def measure(
     spec = CacheSpec((layer,), 4, "bfloat16", 64, "bfloat16")
     model: Any = MockModel(vocabulary)
     runner = Runner(model, spec, max_model_len=context + steps + 2048, max_num_seqs=requests, prefix_snapshots=64)
+    tokenizer = Tokenizer.load(SHIPPED)
     engine = Engine(
-        runner, vocabulary=vocabulary, max_position=1 << 20, eos=frozenset(), tokenizer=None,
-        max_num_batched_tokens=8192,
+        runner, vocabulary=vocabulary, max_position=1 << 20, eos=frozenset(), tokenizer=tokenizer,
+        max_num_batched_tokens=8192, prompt_only=[*filter(None, map(tokenizer.token_id, MARKUP))],
     )  # fmt: skip
     params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True, **sampling).with_defaults({})
     for i in range(requests):
-        engine.add(str(i), tuple((i * 31 + j) % vocabulary for j in range(context)), params)
+        engine.add(str(i), tuple((i * 31 + j) % vocabulary for j in range(context)), params, answer=True)
     while len(engine.step()) < requests:  # prompts
         pass
     for _ in range(8):

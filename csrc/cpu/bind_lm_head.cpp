@@ -111,6 +111,51 @@ void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int6
     }
 }
 
+// Ids that may not come have the lowest logit of every row while this lives.
+class Without {
+  public:
+    Without(float* logits, const int64_t* numbers, int64_t rows, int64_t size, const int64_t* ids,
+            int64_t count)
+        : logits_(logits),
+          numbers_(numbers),
+          rows_(rows),
+          size_(size),
+          ids_(ids),
+          count_(count),
+          kept_(static_cast<size_t>(rows * count)) {
+        each([&](float& logit, int64_t i) { kept_[i] = logit; });  // all before any: a row may be asked twice
+        each([](float& logit, int64_t) { logit = -std::numeric_limits<float>::max(); });
+    }
+    ~Without() {
+        each([&](float& logit, int64_t i) { logit = kept_[i]; });
+    }
+    Without(const Without&) = delete;
+    Without& operator=(const Without&) = delete;
+
+    // How many of a row's are not finite.
+    int64_t faults(int64_t row) const {
+        int64_t found = 0;
+        for (int64_t i = row * count_; i < (row + 1) * count_; ++i) found += !std::isfinite(kept_[i]);
+        return found;
+    }
+
+  private:
+    template <class F>
+    void each(F act) {
+        for (int64_t i = 0; i < rows_ * count_; ++i) {
+            const int64_t row = numbers_ != nullptr ? numbers_[i / count_] : i / count_;
+            act(logits_[row * size_ + ids_[i % count_]], i);
+        }
+    }
+
+    float* logits_;
+    const int64_t* numbers_;
+    int64_t rows_, size_;
+    const int64_t* ids_;
+    int64_t count_;
+    std::vector<float> kept_;
+};
+
 // How a token is drawn: as the definition's columns.
 struct Chance {
     double temperature, top_p, min_p, number;
@@ -164,20 +209,28 @@ void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* id
 }  // namespace
 
 void bind_lm_head(nb::module_& m) {
-    m.def("best_logits", [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers,
-                            int64_t rows, int64_t size, int64_t count, uintptr_t ids, uintptr_t values,
-                            double temperature, uintptr_t sums, uintptr_t faults, int threads) {
-        if (size < 1 || size > INT32_MAX || count < 0 || count > size)
-            throw std::invalid_argument("so many of so many logits cannot be chosen");
-        if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
-        const auto* asked = at<const int64_t>(numbers);
-        for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
-            if (asked[i] < 0 || asked[i] >= held) throw std::out_of_range("a row of logits is out of range");
-        }
-        nb::gil_scoped_release release;
-        best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
-             at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
-    });
+    m.def("best_logits",
+          [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers, int64_t rows,
+             int64_t size, int64_t count, uintptr_t ids, uintptr_t values, double temperature, uintptr_t sums,
+             uintptr_t faults, uintptr_t without, int64_t hidden, int threads) {
+              if (size < 1 || size > INT32_MAX || count < 0 || count > size)
+                  throw std::invalid_argument("so many of so many logits cannot be chosen");
+              if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
+              const auto* asked = at<const int64_t>(numbers);
+              for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
+                  if (asked[i] < 0 || asked[i] >= held)
+                      throw std::out_of_range("a row of logits is out of range");
+              }
+              const auto* never = at<const int64_t>(without);
+              for (int64_t i = 0; i < hidden; ++i) {
+                  if (never[i] < 0 || never[i] >= size) throw std::out_of_range("a token id is out of range");
+              }
+              nb::gil_scoped_release release;
+              const Without kept(at<float>(logits), asked, rows, size, never, hidden);
+              best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
+                   at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
+              for (int64_t r = 0; r < rows; ++r) at<int64_t>(faults)[r] += kept.faults(r);
+          });
     m.def("rank_logits", [](uintptr_t logits, int64_t rows, int64_t size, uintptr_t ids, int64_t count,
                             uintptr_t ranks, int threads) {
         const auto* asked = at<const int64_t>(ids);

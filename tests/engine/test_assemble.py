@@ -91,6 +91,17 @@ def test_a_folder_asks_no_hub() -> None:
     assert hub.downloads == []  # type: ignore[attr-defined]
 
 
+def test_br79_a_log_tells_which_kernels_run_modules_of_each_kind_and_scheme(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "hadron.engine"):
+        plan = assemble(RANDOM, CONFIG, silent).plan
+    said = [record.message for record in caplog.records if " runs " in record.message]
+    ran = {(m.kind.value, m.scheme.name, m.kernel.name) for m in plan.modules if m.kernel is not None}
+    assert len(said) == len(ran) > 5
+    for kind, scheme, kernel in ran:
+        count = sum((m.kind.value, m.scheme.name) == (kind, scheme) and m.kernel is not None for m in plan.modules)
+        assert f"{kernel} runs {count} modules: {kind}, {scheme}" in said
+
+
 def test_caches_that_do_not_fit_are_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("not enough memory: you tried to allocate a lot")

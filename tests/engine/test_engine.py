@@ -147,6 +147,15 @@ def test_logits_have_a_row_for_every_token(chunk_size: int) -> None:
     assert logits.argmax(-1).tolist() == [next_token(PROMPT[: i + 1]) for i in range(len(PROMPT))]
 
 
+def test_br77_requests_none_of_which_can_move_end_the_step_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever on an engine that stands still."""
+    e, _ = engine()
+    e.add("r", tuple(PROMPT), SamplingParams(temperature=0, max_tokens=3).with_defaults({}))
+    monkeypatch.setattr(e._scheduler, "_admit", lambda: None)
+    with pytest.raises(AssertionError, match="requests wait, and none of them can move"):
+        e.step()
+
+
 def test_requests_follow_one_another_on_the_same_cache() -> None:
     e, _ = engine(max_context=32)
     for start in range(12):

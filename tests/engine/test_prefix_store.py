@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -155,6 +156,47 @@ def test_a_full_disk_ends_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "replace", full)
     assert len(ask(llm, TEXT).outputs[0].token_ids) == 8
     assert [path.name for folder in tmp_path.iterdir() for path in folder.iterdir()] == ["key.json"]
+
+
+def test_a_folder_that_becomes_read_only_is_read_and_ends_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = FAMILIES[0]
+    expected = ask(load(name, tmp_path), TEXT[:300]).outputs
+    size = files(tmp_path, "page")[0].stat().st_size
+    kept = files(tmp_path, "page")
+    llm = load(name, tmp_path, prefix_cache_bytes=5 * size)
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for owner, act in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
+        monkeypatch.setattr(owner, act, read_only)
+    again = ask(llm, TEXT[:300])
+    assert again.num_cached_tokens == 256 and again.outputs == expected
+    assert len(ask(llm, TEXT[300:600]).outputs[0].token_ids) == 8  # there is no room, and none can be made
+    assert files(tmp_path, "page") == kept
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reading_that_is_interrupted_leaves_nothing_behind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ask(load(name, tmp_path), TEXT)
+    llm = load(name, tmp_path)
+    free = llm._engine.load
+
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    for what in ("load_page", "load_state") if name.startswith("glm53f") else ("load_page",):
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskPrefixes, what, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ask(llm, TEXT)
+        assert not llm._engine.has_requests and llm._engine.load == free
+    found = ask(llm, TEXT)
+    assert found.num_cached_tokens == 640 and found.outputs == expected.outputs
 
 
 def store(folder: Path, limit: int = 1 << 20, width: int = 3) -> DiskPrefixes:

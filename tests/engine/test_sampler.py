@@ -135,6 +135,39 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
             assert known.token is not None or not few
 
 
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_native)])
+@pytest.mark.parametrize("logprobs", [None, 3])
+@pytest.mark.parametrize(
+    "asked",
+    [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"top_p": 0.999, "min_p": 1e-9}],
+)
+def test_ids_that_never_come_are_those_of_a_rule_that_bans_them(
+    asked: dict[str, Any], logprobs: int | None, kernels: str
+) -> None:
+    """The same tokens, the same log-probabilities of all tokens, together and alone."""
+    random = np.random.default_rng(3)
+    rows = torch.from_numpy(random.normal(scale=3, size=(4, 700)).astype(np.float32))
+    never = tuple(sorted({*rows.argmax(dim=1).tolist(), 0, 699}))
+    params = filled(**({"temperature": 1.0} | asked), logprobs=logprobs)
+    logits = Logits.of(rows, Provider({"lm_head": kernels}))
+    kind = sampler.Kind.of(params, 700, ruled=False, never=never)
+    request = Request(request_id="0", prompt_token_ids=(0,), seed=3, eos=frozenset(), capacity=100, params=params)
+    rules = LogitRules(request, never, ())
+    for position in range(60):
+        for row in range(4):
+            own = logits.rows(row, row + 1)
+            expected = sampler.choose(own, params, seed=9, position=position, rules=rules)
+            assert expected.token not in never
+            assert sampler.choose(own, params, seed=9, position=position, never=never) == expected
+        many = sampler.Asked()
+        for row in range(4):
+            many.add(row, range(row, row + 1), kind, params, seed=9, position=position)
+        for row, (known,) in many.answers(logits).items():
+            own = logits.rows(row, row + 1)
+            again = sampler.choose(own, params, seed=9, position=position, never=never, known=known)
+            assert again == sampler.choose(own, params, seed=9, position=position, never=never)
+
+
 def test_draws_follow_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.125, 0.25, 0.125], np.float32))
     drawn = [token(logits, filled(), seed=7, position=p) for p in range(8000)]

@@ -63,6 +63,33 @@ def test_the_lowest_numbers_are_found_too(isa: str) -> None:
     assert faults.tolist() == [0, 0]
 
 
+@every_level
+@pytest.mark.parametrize("size", [6, 33, 4097, 9000])
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_logits_that_stand_aside_count_as_the_lowest_and_come_back(
+    isa: str, size: int, temperature: float | None
+) -> None:
+    logits = rows(5, size)
+    logits[2, size - 1], logits[3, 0] = math.nan, math.inf  # where nobody may see them, they are faults all the same
+    before, numbers = logits.clone(), [4, 0, 0, 2, 3]
+    without = sorted({0, size // 2, size - 1, int(logits[0].argmax())})
+    found = native.best(logits, 3, rows=numbers, temperature=temperature, without=without, threads=2, level=handle(isa))
+    ids, values, sums, faults = reference.best(logits, 3, rows=numbers, temperature=temperature, without=without)
+    assert torch.equal(logits.view(torch.int32), before.view(torch.int32))
+    assert torch.equal(found[3], faults) and faults.tolist() == [0, 0, 0, 1, 1]
+    sound = faults == 0
+    assert torch.equal(found[0][sound], ids[sound]) and torch.equal(found[1][sound], values[sound])
+    assert torch.allclose(found[2][: sound.sum()], sums[: sound.sum()], rtol=0, atol=3e-7)
+    if size >= 3 + len(without):
+        assert not set(ids[sound].flatten().tolist()) & set(without)
+
+
+def test_an_id_that_is_not_there_cannot_stand_aside() -> None:
+    for wrong in (-1, 8):
+        with pytest.raises(IndexError, match="a token id is out of range"):
+            native.best(rows(2, 8), 1, without=[wrong])
+
+
 def test_a_row_that_is_not_there_is_refused() -> None:
     for wrong in (-1, 2):
         with pytest.raises(IndexError, match="a row of logits is out of range"):

@@ -411,6 +411,17 @@ def test_br73_a_declared_tower_that_is_absent_is_said(flash: Draft, tmp_path: Pa
     assert plan.ok and not plan.vision_present and "images will be refused" in problems(plan, "HC506")[0].hint
 
 
+def test_br73_a_tower_of_another_layout_is_an_error_and_not_left_out(flash: Draft, tmp_path: Path) -> None:
+    """Patches with their channels last, the one layout seen beside that of the releases."""
+    name = "model.visual.patch_embed.proj.weight"
+    dtype, (out, channels, *patch) = flash.tensors[name]
+    flash.tensors[name] = dtype, (out, *patch, channels)
+    plan = make_plan(flash.write(tmp_path))
+    (error,) = plan.errors
+    assert name.removesuffix(".weight") in error.tensors and str([out, *patch, channels]) in error.message
+    assert str([out, channels, *patch]) in error.message and error.hint
+
+
 def test_a_tower_without_layers_is_none(flash: Draft, tmp_path: Path) -> None:
     flash.drop("model.visual.")
     flash.config["vision_config"]["depth"] = 0

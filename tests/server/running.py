@@ -98,7 +98,7 @@ class Scripts:
     def choose(self, *given: Any, **options: Any) -> Choice:
         """In place of `sampler.choose`."""
         time.sleep(self.pause)
-        choice, request = choose(*given, **options), self.request
+        choice, request = choose(*given, **{**options, "known": None}), self.request
         written = request.prompt or ""
         last = max(self.texts, key=written.rfind, default="")
         if not last or last not in written:
@@ -112,14 +112,18 @@ class Scripts:
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Scripts]:
     """Answers that a test chooses; in force for the module."""
-    made, accept = Scripts(), Engine._accept
+    made, accept, likeliest = Scripts(), Engine._accept, Engine._likeliest
 
     def accept_scripted(engine: Engine, request: Any, *rest: Any) -> Any:
         made.request = request
         return accept(engine, request, *rest)
 
+    def undecided(*given: Any) -> Any:  # so that every token comes by `choose`
+        return {key: [known._replace(token=None) for known in own] for key, own in likeliest(*given).items()}
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "_accept", accept_scripted)
+        patched.setattr(Engine, "_likeliest", undecided)
         patched.setattr(sampler, "choose", made.choose)
         yield made
 

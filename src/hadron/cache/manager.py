@@ -149,15 +149,17 @@ class CacheManager:
         missing = [content for content in hashes if content not in found]
         loaded: dict[bytes, int] = {}
         readable, room = True, len(missing) <= self.blocks.free_blocks
-        for content in missing if room else ():
-            (loaded[content],) = self.blocks.allocate(1)
-            readable = store.load_page(content, loaded[content]) and readable
-        if room and readable:
-            for content, block in loaded.items():
-                self.blocks.register(block, content)
-            readable = self._load_state(store, hashes[-1], len(hashes) * self.spec.page_size)
-        held = found | loaded
-        self.blocks.free([held[content] for content in hashes if content in held])
+        try:
+            for content in missing if room else ():
+                (loaded[content],) = self.blocks.allocate(1)
+                readable = store.load_page(content, loaded[content]) and readable
+            if room and readable:
+                for content, block in loaded.items():
+                    self.blocks.register(block, content)
+                readable = self._load_state(store, hashes[-1], len(hashes) * self.spec.page_size)
+        finally:  # reading takes long, and may be interrupted
+            held = found | loaded
+            self.blocks.free([held[content] for content in hashes if content in held])
         return readable
 
     def _stored_depth(self, hashes: Sequence[bytes], tokens: int) -> int:
@@ -178,9 +180,13 @@ class CacheManager:
         if not self.spec.has_state or content in self.prefixes:
             return True
         self.prefixes.make_room()
-        slot = self._take_slot()
-        if not store.load_state(content, slot, tokens):
-            self._free_slots.append(slot)
+        slot, readable = self._take_slot(), False
+        try:
+            readable = store.load_state(content, slot, tokens)
+        finally:
+            if not readable:
+                self._free_slots.append(slot)
+        if not readable:
             return False
         self._agree(slot, tokens)
         self.prefixes.add(content, PrefixState(slot, tokens, passing=False))

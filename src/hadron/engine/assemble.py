@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -34,6 +36,8 @@ PLACEHOLDERS = (
 )  # fmt: skip
 MARKUP = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<tool_response>", "</tool_response>", *TURNS)
 
+logger = logging.getLogger("hadron.engine")
+
 #: What is being done, how far (bytes or steps), of how much.
 Report = Callable[[str, int, int], None]
 
@@ -59,6 +63,7 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
     assert plan.root is not None
     tokenizer = Tokenizer.load(plan.root) if (plan.root / tokenizers.FILE).is_file() else None
     built = build_models(plan, config, lambda p: report(p.phase, p.done, p.total))
+    _log_kernels(plan)
     engine = Engine(
         _runner(built, plan, config),
         vocabulary=plan.config.vocabulary,
@@ -71,6 +76,13 @@ def assemble(model: str | Path, config: EngineConfig, report: Report, hub: Hub |
         prompt_only=prompt_only_tokens(plan, tokenizer),
     )
     return Assembled(plan, engine, tokenizer)
+
+
+def _log_kernels(plan: LoadPlan) -> None:
+    """One line for each kind of module, scheme and kernel, so that a log tells which way a model took."""
+    ran = Counter((m.kind.value, m.scheme.name, m.kernel.name) for m in plan.modules if m.kernel is not None)
+    for (kind, scheme, kernel), count in sorted(ran.items()):
+        logger.info("%s runs %d modules: %s, %s", kernel, count, kind, scheme)
 
 
 def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> LoadPlan:

@@ -51,7 +51,7 @@ class Engine:
         prompt_only: Collection[int] = (),
     ) -> None:
         self._runner = runner
-        self._prompt_only = frozenset(prompt_only)
+        self._prompt_only = tuple(sorted(set(prompt_only)))
         self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
         # of each request, how its tokens are chosen; rules: None where it changes nothing about its logits
         self._sampling: dict[str, tuple[Kind, LogitRules | None]] = {}
@@ -185,8 +185,9 @@ class Engine:
         ends: tuple[int, ...] = ()
         if params.thinking_budget is not None and self._grammars is not None:
             ends = self._grammars.thought_ends(ids, calls=calls)
-        rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
-        kind = Kind.of(params, self._vocabulary, ruled=not rules.idle)
+        never = self._prompt_only if answer else ()
+        rules = LogitRules(request, never, request.eos, matcher, ends)
+        kind = Kind.of(params, self._vocabulary, ruled=not rules.idle, never=never)
         self._sampling[request_id] = kind, None if rules.idle else rules
         self._scheduler.add(request)
         return request
@@ -221,6 +222,7 @@ class Engine:
         """Advance by one step: the tokens it gave, and the requests that ended."""
         steps = self._scheduler.schedule()
         if not steps:
+            assert self._scheduler.idle, "requests wait, and none of them can move"
             return []
         try:
             wanted = [s.request.wanted_logits(len(s.token_ids), s.drafts) for s in steps]
@@ -347,10 +349,10 @@ class Engine:
         """The token that `row` of the logits decides."""
         token, logprobs, complete = known.token, None, False
         if token is None or request.params.logprobs is not None:
-            _, rules = self._sampling[request.request_id]
+            kind, rules = self._sampling[request.request_id]
             choice = sampler.choose(
                 logits.rows(row, row + 1), request.params, seed=request.seed, position=request.num_tokens, rules=rules,
-                known=known, also=() if request.scoring is None else request.scoring.candidates,
+                never=kind.never, known=known, also=() if request.scoring is None else request.scoring.candidates,
             )  # fmt: skip
             token = choice.token
             if rules is not None and rules.matcher is not None:

@@ -48,9 +48,9 @@ class LogitRules:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is ever changed."""
+        """Whether nothing is ever changed but that some ids never come (`sampler.Kind.never`)."""
         return not (
-            len(self._never) or len(self._biased) or self._repetition != 1 or self._frequency or self._presence
+            len(self._biased) or self._repetition != 1 or self._frequency or self._presence
             or self._request.params.min_tokens or self.matcher is not None or self._thought_ends
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,11 @@ class DiskPrefixes:
         path = self._folder / name
         try:
             data = path.read_bytes()
-            os.utime(path)
         except OSError as error:
             self._drop(name, str(error.strerror))
             return None
+        with suppress(OSError):  # a folder that has become read-only is read all the same
+            os.utime(path)
         body = memoryview(data)[len(_MAGIC) + _DIGEST :]
         if len(data) < _HEAD or data[: len(_MAGIC)] != _MAGIC or _digest(body) != data[len(_MAGIC) :][:_DIGEST]:
             self._drop(name, "its digest is wrong")
@@ -131,6 +133,8 @@ class DiskPrefixes:
         if size > self._limit:
             return
         self._shrink(size)
+        if not self._writes:
+            return
         path = self._folder / name
         aside = path.with_suffix(f".{os.getpid()}{_ASIDE}")
         try:
@@ -138,17 +142,17 @@ class DiskPrefixes:
                 file.write(_MAGIC + _digest(body))
                 file.write(body)
             aside.replace(path)
-        except OSError as error:  # a full disk must not end a request
-            aside.unlink(missing_ok=True)
-            self._writes = False
-            logger.warning("prefixes are no longer written to %s: %s", self._folder, error.strerror)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            self._stop(error)
             return
         self._sizes[name] = size
         self._total += size
 
     def _shrink(self, more: int) -> None:
-        """Remove what was not used for longest until `more` bytes fit."""
-        while self._sizes and self._total + more > self._limit:
+        """Remove what was not used for longest until `more` bytes fit, as long as anything can be removed."""
+        while self._writes and self._sizes and self._total + more > self._limit:
             self._remove(next(iter(self._sizes)))
 
     def _drop(self, name: str, reason: str) -> None:
@@ -157,7 +161,15 @@ class DiskPrefixes:
 
     def _remove(self, name: str) -> None:
         self._total -= self._sizes.pop(name, 0)
-        (self._folder / name).unlink(missing_ok=True)
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        """Write no more: a disk that is full, or a folder that has become read-only, must not end a request."""
+        self._writes = False
+        logger.warning("prefixes are no longer written to %s: %s", self._folder, error.strerror)
 
 
 def _page(content: bytes) -> str:

@@ -63,17 +63,21 @@ class Needs(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`.
-    ruled: whether the request changes its logits. Two of the same content are nearly always one object."""
+    ruled: whether the request changes its logits. never: the ids that may not come where it does not, as answers in
+    conversations have them. Two of the same content are nearly always one object."""
 
     needs: Needs
     draw: Needs | None
     ruled: bool
+    never: tuple[int, ...]
 
     @classmethod
-    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Kind:
+    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool, never: tuple[int, ...] = ()) -> Kind:
         """The same for all tokens of a request. params must have its defaults filled in."""
         draw = Needs.to_draw(params, vocabulary, ruled=ruled)
-        return _kind(Needs.of(params, draw), draw, ruled)
+        if never and not ruled:  # log-probabilities are those of all tokens: a question of their own
+            return _kind(draw or Needs(1, None), draw, ruled, never)
+        return _kind(Needs.of(params, draw), draw, ruled, ())
 
 
 _kind = lru_cache(maxsize=1024)(Kind)
@@ -138,7 +142,7 @@ class _Group:
     def ask(self, logits: Logits, kind: Kind) -> Iterable[Likeliest]:
         """Of its rows, one after another."""
         count, temperature = kind.needs
-        found = logits.best(count, rows=self.rows, temperature=temperature)
+        found = logits.best(count, rows=self.rows, temperature=temperature, without=kind.never)
         tokens: list[int | None]
         if kind.draw is None:
             tokens = found.ids[:, 0].tolist()
@@ -166,16 +170,18 @@ def choose(
     seed: int,
     position: int,
     rules: LogitRules | None = None,
+    never: tuple[int, ...] = (),
     known: Likeliest | None = None,
     also: Sequence[int] = (),
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. known: what `Asked` found, where it was asked.
+    rules: what the request changes about its logits. never: where there are none, ids that may not come. known: what
+    `Asked` found, where it was asked.
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
-    kind = Kind.of(params, logits.vocabulary, ruled=rules is not None)
+    kind = Kind.of(params, logits.vocabulary, ruled=rules is not None, never=never)
     known = known or _ask(logits, kind, params, seed, position)
     token = known.token
     if known.found.faults[known.row]:
@@ -191,13 +197,16 @@ def choose(
     count = FIRST
     while token is None:
         count *= FURTHER
-        more = left.best(count, temperature=params.temperature)
+        more = left.best(count, temperature=params.temperature, without=kind.never)
         decides = array("d", chances(params, seed, position))
         (drawn,) = left.draw(more, count, decides, among_all=count < left.vocabulary)
         token = drawn if drawn >= 0 else None
     if params.logprobs is None:
         return Choice(token, None)
-    best = known.best if kind.needs.temperature == 1.0 else logits.best(max(1, params.logprobs), temperature=1.0)
+    if kind.needs.temperature == 1.0 and not kind.never:
+        best = known.best
+    else:
+        best = logits.best(max(1, params.logprobs), temperature=1.0)
     return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
 
 

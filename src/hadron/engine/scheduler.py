@@ -252,11 +252,11 @@ class Scheduler:
             # a page for each that runs, so that it can go on for a while before somebody must give way
             if self._manager.claimed(match, entry.request.num_tokens) + len(self._running) > free and self._running:
                 return
-            self._waiting.remove(entry)
             if self._manager.store is not None:
                 self._manager.recall(entry.hashes, entry.request.num_tokens)
                 match = self._match(entry)
             self._start(entry, match)
+            self._waiting.remove(entry)  # last: whatever ends what is above, the request is still there
 
     def _held(self, entry: _Entry) -> bool:
         """Whether another request is about to compute what this one needs."""

@@ -80,13 +80,21 @@ class Logits:
         """Other rows in place of these."""
         return Logits(values.to(self._held.device), self._questions)
 
-    def best(self, count: int, *, rows: Sequence[int] | None = None, temperature: float | None = None) -> Best:
+    def best(
+        self,
+        count: int,
+        *,
+        rows: Sequence[int] | None = None,
+        temperature: float | None = None,
+        without: Sequence[int] = (),
+    ) -> Best:
         """The `count` likeliest tokens of each row; all of a smaller vocabulary.
 
-        rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`.
+        rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`. without: ids
+        that count as the least likely there can be, but for `Best.faults`.
         """
         asked = range(self._first, self._end) if rows is None else [self._first + row for row in rows]
-        found = self._questions.best(self._held, count, rows=asked, temperature=temperature)
+        found = self._questions.best(self._held, count, rows=asked, temperature=temperature, without=without)
         return Best(*[part.cpu() for part in found])
 
     def draw(self, found: Best, count: int, chances: array[float], *, among_all: bool) -> list[int]:

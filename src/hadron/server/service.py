@@ -60,8 +60,8 @@ class Service:
 
     async def prepared(self, prepare: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """What `prepare(model, ...)` gives; in a thread, since long texts take long to tokenize."""
-        self.worker.admit(1)
-        return await self.read(prepare, *arguments, **options)
+        with self.worker.place():
+            return await self.read(prepare, *arguments, **options)
 
     async def read(self, read: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """The same for what takes no place in the queue."""

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
@@ -100,6 +100,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Assembled] | None = None
         self._live: dict[str, Generation] = {}
+        self._preparing = 0  # requests whose text is tokenized
         self._owners: dict[str, Generation] = {}  # by the engine's ids; of its thread
         self._ids = count()
         self._seconds = 0.0
@@ -153,14 +154,25 @@ class Worker:
             raise self._no_engine()
         if self._ended or (self.draining and not begun):
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=self._wait)
-        if self.active and self.active + continuations > self._most:
+        busy = self.active + self._preparing
+        if busy and busy + continuations > self._most:
             raise ApiError(
                 429,
-                f"too many requests: {self.active} run or wait, {continuations} more were asked for; at most "
+                f"too many requests: {busy} run or wait, {continuations} more were asked for; at most "
                 f"{self._most} may (--max-num-seqs and --max-queue)",
                 code="queue_full",
                 retry_after=self._wait,
             )
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue while a request is prepared; `ApiError` as of `admit`."""
+        self.admit(1)
+        self._preparing += 1
+        try:
+            yield
+        finally:
+            self._preparing -= 1
 
     def generate(
         self,

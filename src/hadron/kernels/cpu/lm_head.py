@@ -35,12 +35,14 @@ def best(
     *,
     rows: Sequence[int] | None = None,
     temperature: float | None = None,
+    without: Sequence[int] = (),
     threads: int = 1,
     level: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """ids int64 and logits float32 [n, count] of the largest, log-sum float64 [n], faults int64 [n]; see the
-    definition. Rows are read where they lie."""
+    definition. Rows are read where they lie; the logits of `without` stand aside meanwhile."""
     held, size = logits.shape
+    hidden = array("q", without)
     count = min(count, size)
     numbers = None if rows is None else array("q", rows)
     n = held if numbers is None else len(numbers)
@@ -52,7 +54,7 @@ def best(
     extension().best_logits(
         level or current_level(), _address(logits), held, numbers.buffer_info()[0] if numbers else 0, n, size, count,
         ids.data_ptr(), values.data_ptr(), temperature or 1.0, 0 if temperature is None else totals.data_ptr(),
-        faults.data_ptr(), threads,
+        faults.data_ptr(), hidden.buffer_info()[0], len(hidden), threads,
     )  # fmt: skip
     return ids, values, totals, faults
 

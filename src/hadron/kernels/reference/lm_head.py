@@ -25,21 +25,31 @@ def bind(table: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def best(
-    logits: torch.Tensor, count: int, *, rows: Sequence[int] | None = None, temperature: float | None = None
+    logits: torch.Tensor,
+    count: int,
+    *,
+    rows: Sequence[int] | None = None,
+    temperature: float | None = None,
+    without: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The `count` largest of each row of float32 [n, vocabulary], best first, the lowest id first on a tie.
 
-    rows: numbers of the rows that are asked about, instead of all. -> ids int64 and logits float32 [n, count] (all
+    rows: numbers of the rows that are asked about, instead of all. without: ids whose logits count as the lowest finite
+    number. -> ids int64 and logits float32 [n, count] (all
     of a smaller vocabulary), the log-sum-exp of the whole row's distances from its largest, divided by the temperature,
     float64 [n] (of no row without one), and int64 [n]: how many of its logits are not finite. Where some are not, only
-    that number is defined.
+    that number is defined; those of `without` are among them.
     """
     if rows is not None:
         logits = logits[list(rows)]
+    faults = (~torch.isfinite(logits)).sum(dim=-1)
+    if len(without):
+        logits = logits.clone()
+        logits[:, list(without)] = torch.finfo(torch.float32).min
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
     summed = logits[:0] if temperature is None else logits
     totals = torch.logsumexp((summed.double() - summed.amax(-1, keepdim=True)) / (temperature or 1.0), dim=-1)
-    return ids[:, :count], values[:, :count], totals, (~torch.isfinite(logits)).sum(dim=-1)
+    return ids[:, :count], values[:, :count], totals, faults
 
 
 def draw(
