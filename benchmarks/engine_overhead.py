@@ -99,7 +99,7 @@ def measure(
     tokenizer = Tokenizer.load(SHIPPED)
     engine = Engine(
         runner, vocabulary=vocabulary, max_position=1 << 20, eos=frozenset(), tokenizer=tokenizer,
-        max_num_batched_tokens=8192, prompt_only=[*filter(None, map(tokenizer.token_id, MARKUP))],
+        max_num_batched_tokens=8192, prompt_only=[i for i in map(tokenizer.token_id, MARKUP) if i is not None],
     )  # fmt: skip
     params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True, **sampling).with_defaults({})
     for i in range(requests):

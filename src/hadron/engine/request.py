@@ -136,10 +136,10 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
-    text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     stop_strings: StopStrings = field(init=False)
+    _said: list[str] = field(default_factory=list)
     num_prompt_tokens: int = field(init=False)
     max_new_tokens: int = field(init=False)
 
@@ -156,6 +156,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens known: the prompt's and the generated ones."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def text(self) -> str:
+        """What has become certain of the text."""
+        return "".join(self._said)
 
     @property
     def token_ids(self) -> list[int]:
@@ -225,12 +230,13 @@ class Request:
                 self._finish(FinishReason.LENGTH, None)
         if self.state is State.FINISHED:
             added += self._flush()
-        self.text += added
+        if added:
+            self._said.append(added)
         return added
 
     def _take_text(self, detokenizer: Detokenizer, token: int) -> str:
         added = detokenizer.push(token)
-        if len(self.output_token_ids) < self.params.min_tokens:
+        if not self.params.stop or len(self.output_token_ids) < self.params.min_tokens:
             return added
         added = self.stop_strings.push(added)
         if self.stop_strings.matched is not None:
