@@ -17,8 +17,10 @@ import pytest
 
 from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
+from hadron.server.errors import ApiError
 from hadron.server.model import Model
 from hadron.server.run import Server, listen
+from hadron.server.worker import Worker
 from tests.server.running import (
     CHAT,
     HELLO,
@@ -146,6 +148,17 @@ def test_bodies_have_a_limit() -> None:
             error = error_of(http.post(CHAT, content=content, headers={"content-type": "application/json"}), 413)
             assert "at most 2048" in error["message"]
         assert http.post(CHAT, json=HELLO).status_code == 200
+
+
+def test_requests_that_are_being_prepared_have_a_place_in_the_queue() -> None:
+    worker = Worker(lambda: pytest.fail("nothing is loaded here"), most=2)
+    with worker.place(), worker.place():
+        with pytest.raises(ApiError) as caught:
+            worker.admit(1)
+        assert caught.value.status == 429 and caught.value.message == (
+            "too many requests: 2 run or wait, 1 more were asked for; at most 2 may (--max-num-seqs and --max-queue)"
+        )
+    worker.admit(1)
 
 
 def test_a_full_queue_says_when_to_come_again(slow: Scripts) -> None:
