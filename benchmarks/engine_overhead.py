@@ -1,12 +1,12 @@
 """What a step costs beside the kernels: scheduling, the batch, metadata of attention, sampling, bookkeeping.
 
 A mock model stands in: it builds the metadata of attention as a real one does and gives the same logits every
-time. Answers in conversations, with a tokenizer and with tokens that may not come, decode behind a context, greedily or
-drawing, nearly all of the chance with tokens that have a text; the time of a step is the engine's own, and that of the
-two kernels that run, the search of logits for the likeliest tokens and the draw among them, is given apart. A shared
-machine gives its
-processors more or less of their clock by the minute: a loop in Python is timed beside every step, and what a step
-takes where that loop runs as fast as it did in the run's best moments is given too. Run it by hand:
+time. Answers in conversations, with a tokenizer and with tokens that may not come, decode behind a context, greedily,
+drawing, with penalties or by a grammar, nearly all of the chance with tokens that have a text. The time of a step is
+the engine's own. That of the kernels is given apart: they change logits by a request's rules, search them for the
+likeliest tokens and draw among those; so is that of llguidance, which says what a grammar lets come. A shared machine
+gives its processors more or less of their clock by the minute: a loop in Python is timed beside every step, and what a
+step takes where that loop runs as fast as it did in the run's best moments is given too. Run it by hand:
 
     python benchmarks/engine_overhead.py
 """
@@ -35,12 +35,18 @@ from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.tokenizer import Tokenizer
 
 BARS = {1: 0.3, 64: 2.0}  # requests -> milliseconds
+GRAMMAR = {"regex": "[^0-9]*"}
 TEXTS = 1000  # ids of the shipped model's tokenizer that have a text
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "top-k 40": {"temperature": 1.0, "top_k": 40},
     "top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
-}
+    "penalties": {
+        "temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.05, "presence_penalty": 0.5,
+        "logit_bias": {7: -1.0, 8: 1.0}, "min_tokens": 1000,
+    },
+    "grammar": {"temperature": 1.0, "top_p": 0.95, "structured_outputs": GRAMMAR},
+}  # fmt: skip
 
 
 class MockModel:
@@ -56,7 +62,8 @@ class MockModel:
         self._row = row[None]
         self._rows = self._row.repeat(64, 1)
         found = Questions.of(Provider({"lm_head": "cpu"}))  # bound once, as a head's
-        self._questions = found._replace(best=self._timed(found.best), draw=self._timed(found.draw))
+        timed = {name: self.timed(getattr(found, name)) for name in ("rule", "best", "draw")}
+        self._questions = found._replace(**timed)
         self.kernel_ms = 0.0
 
     def forward(self, batch: ForwardBatch, trace: Any = None) -> torch.Tensor:
@@ -67,10 +74,16 @@ class MockModel:
         return torch.zeros(batch.tokens, 8)
 
     def head(self, hidden: torch.Tensor) -> Logits:
-        """The same row for each."""
+        """The same row for each; one that rules changed stays so until `restore`."""
         return Logits(self._rows[: hidden.shape[0]], self._questions)
 
-    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def restore(self, rows: int) -> None:
+        """Undo what rules changed in the first rows."""
+        self._rows[:rows].copy_(self._row)
+
+    def timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, whose time is that of the kernels."""
+
         def run(*given: Any, **options: Any) -> Any:
             began = time.perf_counter()
             found = kernel(*given, **options)
@@ -104,12 +117,17 @@ def measure(
     params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True, **sampling).with_defaults({})
     for i in range(requests):
         engine.add(str(i), tuple((i * 31 + j) % vocabulary for j in range(context)), params, answer=True)
+    for *_, rules in engine._chooser._kinds.values():
+        if rules is not None and (matcher := rules.matcher) is not None:
+            matcher.allowed, matcher.accept = model.timed(matcher.allowed), model.timed(matcher.accept)
     while len(engine.step()) < requests:  # prompts
-        pass
+        model.restore(requests)
     for _ in range(8):
+        model.restore(requests)
         engine.step()
     own, kernel, paces = [], [], []
     for _ in range(steps):
+        model.restore(requests)
         before = pace()
         model.kernel_ms, began = 0.0, time.perf_counter()
         events = engine.step()

@@ -21,6 +21,7 @@ using namespace hadron;
 namespace {
 
 constexpr int64_t kBlock = 4096;  // logits; a multiple of kPeakGroup
+constexpr int64_t kFurther = 16;  // times as many as before are looked at where a draw needs more
 constexpr int64_t kSumCost = 8;   // multiplications that a logit of a sum is worth
 
 // Whether one id of a row comes before another: the larger logit, then the lower id; NaN before all, as a
@@ -59,11 +60,19 @@ void best_of_row(const float* row, int64_t size, const float* peaks, int64_t n, 
         least = order[count - 1];
     }
     list.clear();
-    for (int64_t p = 0; p < n; ++p) {
-        if (peaks[p] < least) continue;
-        const int64_t group = p / kPeakColumns * kPeakGroup, end = std::min(group + kPeakGroup, size);
-        for (int64_t i = group + p % kPeakColumns; i < end; i += kPeakColumns) {
-            if (row[i] >= least) list.push_back(static_cast<int32_t>(i));
+    int64_t ties =
+        0;  // as large as `least`: once there are enough, those of later groups have too high an id
+    for (int64_t first = 0; first < n; first += kPeakColumns) {
+        const int64_t group = first / kPeakColumns * kPeakGroup, end = std::min(group + kPeakGroup, size);
+        const bool enough = ties >= count;
+        for (int64_t column = 0; column < kPeakColumns; ++column) {
+            const float peak = peaks[first + column];
+            if (peak < least || (enough && peak == least)) continue;
+            for (int64_t i = group + column; i < end; i += kPeakColumns) {
+                if (row[i] < least || (enough && row[i] == least)) continue;
+                list.push_back(static_cast<int32_t>(i));
+                ties += row[i] == least;
+            }
         }
     }
     for (int32_t i = 0; static_cast<int64_t>(list.size()) < count; ++i) list.push_back(i);  // not finite
@@ -111,51 +120,6 @@ void best(const SmallOps& ops, const float* logits, const int64_t* numbers, int6
     }
 }
 
-// Ids that may not come have the lowest logit of every row while this lives.
-class Without {
-  public:
-    Without(float* logits, const int64_t* numbers, int64_t rows, int64_t size, const int64_t* ids,
-            int64_t count)
-        : logits_(logits),
-          numbers_(numbers),
-          rows_(rows),
-          size_(size),
-          ids_(ids),
-          count_(count),
-          kept_(static_cast<size_t>(rows * count)) {
-        each([&](float& logit, int64_t i) { kept_[i] = logit; });  // all before any: a row may be asked twice
-        each([](float& logit, int64_t) { logit = -std::numeric_limits<float>::max(); });
-    }
-    ~Without() {
-        each([&](float& logit, int64_t i) { logit = kept_[i]; });
-    }
-    Without(const Without&) = delete;
-    Without& operator=(const Without&) = delete;
-
-    // How many of a row's are not finite.
-    int64_t faults(int64_t row) const {
-        int64_t found = 0;
-        for (int64_t i = row * count_; i < (row + 1) * count_; ++i) found += !std::isfinite(kept_[i]);
-        return found;
-    }
-
-  private:
-    template <class F>
-    void each(F act) {
-        for (int64_t i = 0; i < rows_ * count_; ++i) {
-            const int64_t row = numbers_ != nullptr ? numbers_[i / count_] : i / count_;
-            act(logits_[row * size_ + ids_[i % count_]], i);
-        }
-    }
-
-    float* logits_;
-    const int64_t* numbers_;
-    int64_t rows_, size_;
-    const int64_t* ids_;
-    int64_t count_;
-    std::vector<float> kept_;
-};
-
 // How a token is drawn: as the definition's columns.
 struct Chance {
     double temperature, top_p, min_p, number;
@@ -191,6 +155,40 @@ int64_t drawn(const int64_t* ids, const float* values, int64_t count, const Chan
     return ids[std::min(at, last)];
 }
 
+// A token of each row by chance. ids, values [rows][count]: its likeliest; where the token may be one behind
+// them, more are looked for. sums: as `drawn` takes it, null where no others may come.
+void draw(const SmallOps& ops, const float* logits, const int64_t* numbers, int64_t rows, int64_t size,
+          const int64_t* ids, const float* values, int64_t count, const Chance* chances, const double* sums,
+          int64_t* tokens, int threads) {
+    std::vector<double> passed(static_cast<size_t>(count));
+    std::vector<int64_t> open;
+    for (int64_t r = 0; r < rows; ++r) {
+        tokens[r] = drawn(ids + r * count, values + r * count, count, chances[r],
+                          sums != nullptr ? sums + r : nullptr, passed.data());
+        if (tokens[r] < 0) open.push_back(r);
+    }
+    const int64_t left = static_cast<int64_t>(open.size());
+    const int team = team_for(threads, left * size, left);
+#pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
+    for (int64_t i = 0; i < left; ++i) {
+        const int64_t r = open[i];
+        std::vector<int64_t> more_ids;
+        std::vector<float> more_values;
+        std::vector<double> more_passed;
+        for (int64_t more = count; tokens[r] < 0;) {
+            more = std::min(more * kFurther, size);
+            more_ids.resize(more);
+            more_values.resize(more);
+            more_passed.resize(more);
+            int64_t faults;
+            best(ops, logits, numbers + r, 1, size, more, more_ids.data(), more_values.data(), 1.0, nullptr,
+                 &faults, 1);
+            tokens[r] = drawn(more_ids.data(), more_values.data(), more, chances[r],
+                              more < size ? sums + r : nullptr, more_passed.data());
+        }
+    }
+}
+
 // ids, ranks [rows][count].
 void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* ids, int64_t count,
               int64_t* ranks, int threads) {
@@ -206,31 +204,30 @@ void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* id
     }
 }
 
+// numbers: of rows; null: the first ones.
+void check_rows(const int64_t* numbers, int64_t rows, int64_t held) {
+    for (int64_t i = 0; numbers != nullptr && i < rows; ++i) {
+        if (numbers[i] < 0 || numbers[i] >= held) throw std::out_of_range("a row of logits is out of range");
+    }
+}
+
 }  // namespace
 
 void bind_lm_head(nb::module_& m) {
-    m.def("best_logits",
-          [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers, int64_t rows,
-             int64_t size, int64_t count, uintptr_t ids, uintptr_t values, double temperature, uintptr_t sums,
-             uintptr_t faults, uintptr_t without, int64_t hidden, int threads) {
-              if (size < 1 || size > INT32_MAX || count < 0 || count > size)
-                  throw std::invalid_argument("so many of so many logits cannot be chosen");
-              if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
-              const auto* asked = at<const int64_t>(numbers);
-              for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
-                  if (asked[i] < 0 || asked[i] >= held)
-                      throw std::out_of_range("a row of logits is out of range");
-              }
-              const auto* never = at<const int64_t>(without);
-              for (int64_t i = 0; i < hidden; ++i) {
-                  if (never[i] < 0 || never[i] >= size) throw std::out_of_range("a token id is out of range");
-              }
-              nb::gil_scoped_release release;
-              const Without kept(at<float>(logits), asked, rows, size, never, hidden);
-              best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
-                   at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
-              for (int64_t r = 0; r < rows; ++r) at<int64_t>(faults)[r] += kept.faults(r);
-          });
+    m.def("best_logits", [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers,
+                            int64_t rows, int64_t size, int64_t count, uintptr_t ids, uintptr_t values,
+                            double temperature, uintptr_t sums, uintptr_t faults, int threads) {
+        if (size < 1 || size > INT32_MAX || count < 0 || count > size)
+            throw std::invalid_argument("so many of so many logits cannot be chosen");
+        if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
+        const auto* asked = at<const int64_t>(numbers);
+        for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
+            if (asked[i] < 0 || asked[i] >= held) throw std::out_of_range("a row of logits is out of range");
+        }
+        nb::gil_scoped_release release;
+        best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
+             at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
+    });
     m.def("rank_logits", [](uintptr_t logits, int64_t rows, int64_t size, uintptr_t ids, int64_t count,
                             uintptr_t ranks, int threads) {
         const auto* asked = at<const int64_t>(ids);
@@ -240,18 +237,18 @@ void bind_lm_head(nb::module_& m) {
         nb::gil_scoped_release release;
         ranks_of(at<const float>(logits), rows, size, asked, count, at<int64_t>(ranks), threads);
     });
-    m.def("draw_logits", [](uintptr_t ids, uintptr_t values, int64_t rows, int64_t count, uintptr_t chances,
-                            uintptr_t sums, uintptr_t tokens) {
+    m.def("draw_logits", [](const LevelHandle& l, uintptr_t logits, int64_t held, uintptr_t numbers,
+                            int64_t rows, int64_t size, uintptr_t ids, uintptr_t values, int64_t count,
+                            uintptr_t chances, uintptr_t sums, uintptr_t tokens, int threads) {
         const auto* asked = at<const Chance>(chances);
         if (count < 1) throw std::invalid_argument("a token is drawn among one at least");
         for (int64_t r = 0; r < rows; ++r) {
             if (!(asked[r].temperature > 0)) throw std::invalid_argument("a temperature is above 0");
         }
-        std::vector<double> passed(static_cast<size_t>(count));
-        for (int64_t r = 0; r < rows; ++r) {
-            at<int64_t>(tokens)[r] =
-                drawn(at<const int64_t>(ids) + r * count, at<const float>(values) + r * count, count,
-                      asked[r], sums ? at<const double>(sums) + r : nullptr, passed.data());
-        }
+        check_rows(at<const int64_t>(numbers), rows, held);
+        nb::gil_scoped_release release;
+        draw(small_ops(*l.kernels), at<const float>(logits), at<const int64_t>(numbers), rows, size,
+             at<const int64_t>(ids), at<const float>(values), count, asked, at<const double>(sums),
+             at<int64_t>(tokens), threads);
     });
 }

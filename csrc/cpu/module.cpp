@@ -28,6 +28,7 @@ void bind_kda(nb::module_& m);
 void bind_indexer(nb::module_& m);
 void bind_mla(nb::module_& m);
 void bind_lm_head(nb::module_& m);
+void bind_logit_rules(nb::module_& m);
 void bind_quantize(nb::module_& m);
 
 namespace {
@@ -181,6 +182,7 @@ NB_MODULE(_native, m) {
     bind_indexer(m);
     bind_mla(m);
     bind_lm_head(m);
+    bind_logit_rules(m);
     bind_quantize(m);
     m.def("dequantize", [](const LevelHandle& l, const Weight& w, uintptr_t out) {
         nb::gil_scoped_release release;

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadron.engine import sampler
-from hadron.engine.logit_rules import LOWEST, LogitRules
+from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Request
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
@@ -19,6 +19,7 @@ from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 
 SIZE = 12
+LOWEST = float(np.finfo(np.float32).min)
 TOKENS = st.lists(st.integers(0, SIZE - 1), max_size=20)
 
 
@@ -27,6 +28,13 @@ def request(prompt: list[int], **params: Any) -> Request:
         request_id="0", prompt_token_ids=tuple(prompt), seed=0, eos=frozenset({1}), capacity=1000,
         params=SamplingParams(max_tokens=500, ignore_eos=True, **params).with_defaults({}),
     )  # fmt: skip
+
+
+def changed(rules: LogitRules, row: list[float]) -> list[float]:
+    """The row that decides the request's next token, after its rules."""
+    held = torch.tensor([row])
+    Logits.of(held, Provider()).rule([0], [rules.now()])
+    return held[0].tolist()
 
 
 def by_definition(
@@ -58,17 +66,14 @@ def test_penalties_are_those_of_the_definition(
     rules = LogitRules(r, (), ())
     for piece in [*pieces, []]:  # the text grows between rows
         r.output_token_ids += piece
-        row = np.array(logits, np.float32)
-        rules.apply(row)
         expected = by_definition(logits, prompt, r.output_token_ids, repetition, frequency, presence, bias)
-        np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(changed(rules, logits), expected, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("penalty", [0.01, 100.0])
 def test_the_strongest_penalties_leave_logits_finite(penalty: float) -> None:
     rules = LogitRules(request([0, 1], repetition_penalty=penalty), (), ())
-    row = np.array([3e4, -3e4, 1.0], np.float32)
-    rules.apply(row)
+    row = changed(rules, [3e4, -3e4, 1.0])
     assert np.isfinite(row).all() and row[2] == 1
 
 
@@ -77,8 +82,7 @@ def test_no_end_before_the_least_number_of_tokens() -> None:
     rules = LogitRules(r, (), {1})
     for text, banned in (([], True), ([5], True), ([5, 6], False)):
         r.output_token_ids[:] = text
-        row = np.zeros(SIZE, np.float32)
-        rules.apply(row)
+        row = changed(rules, [0.0] * SIZE)
         assert [i for i, value in enumerate(row) if value == LOWEST] == ([1, 7] if banned else [])
 
 
@@ -89,7 +93,7 @@ def test_what_only_prompts_hold_never_comes(temperature: float) -> None:
     row = torch.zeros(1, SIZE)
     row[0, [2, 4]] = 50
     logits = Logits.of(row, Provider())
-    drawn = {sampler.choose(logits, r.params, seed=0, position=p, rules=rules).token for p in range(300)}
+    drawn = {sampler.choose(logits, r.params, seed=0, position=p, rules=rules.now()).token for p in range(300)}
     assert not drawn & {2, 4} and len(drawn) == (SIZE - 2 if temperature else 1)
 
 
@@ -99,7 +103,7 @@ def test_a_nan_is_not_hidden(never: set[int]) -> None:
     rules, row = LogitRules(r, never, ()), torch.zeros(1, SIZE)
     row[0, 1] = float("nan")
     with pytest.raises(NumericsError) as caught:
-        sampler.choose(Logits.of(row, Provider()), r.params, seed=0, position=7, rules=rules)
+        sampler.choose(Logits.of(row, Provider()), r.params, seed=0, position=7, rules=rules.now())
     assert caught.value.where == "position 7, token 1"
 
 
@@ -107,12 +111,10 @@ def test_a_thought_is_closed_when_its_budget_is_used_up_and_left_alone_afterward
     r = request([1], thinking_budget=2)
     assert LogitRules(r, (), ()).idle
     rules = LogitRules(r, (), (), thought_ends=(7, 6))
-    logits = np.arange(SIZE, dtype=np.float32)
+    logits = [float(i) for i in range(SIZE)]
     for text, forced in (([], False), ([3], False), ([3, 4], True), ([3, 4, 7], False), ([3, 4, 7, 5], False)):
         r.output_token_ids[:] = text
-        row = logits.copy()
-        rules.apply(row)
-        assert (row.tolist() == [LOWEST] * 7 + [7] + [LOWEST] * 4) if forced else (row.tolist() == logits.tolist())
+        assert changed(rules, logits) == ([LOWEST] * 7 + [7] + [LOWEST] * 4 if forced else logits)
 
 
 def test_a_call_ends_the_thought_too_and_is_not_broken_into() -> None:
@@ -120,12 +122,11 @@ def test_a_call_ends_the_thought_too_and_is_not_broken_into() -> None:
     rules = LogitRules(r, (), (), thought_ends=(7, 6))
     for text in ([3, 6], [3, 6, 4], [3, 6, 4, 5]):
         r.output_token_ids[:] = text
-        row = np.arange(SIZE, dtype=np.float32)
-        rules.apply(row)
-        assert row.tolist() == list(range(SIZE))
+        assert changed(rules, [float(i) for i in range(SIZE)]) == list(range(SIZE))
 
 
 def test_without_wishes_nothing_is_touched() -> None:
     assert LogitRules(request([1, 2]), (), {1}).idle
+    assert not LogitRules(request([1, 2]), {5}, {1}).idle
     for params in ({"min_tokens": 1}, {"logit_bias": {1: 2.0}}, {"presence_penalty": 1}, {"repetition_penalty": 2.0}):
         assert not LogitRules(request([1, 2], **params), (), {1}).idle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Request
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
+from hadron.kernels.rules import RowRules
 from hadron.layers.logits import Logits, Questions
 from hadron.sampling_params import SamplingParams
 from tests.kernels.levels import needs_native
@@ -116,56 +118,63 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
             temperature=float(random.choice([0, 0.3, 1])), top_k=int(random.choice([0, 2, 5])),
             top_p=float(random.choice([1, 0.9])), min_p=float(random.choice([0, 0.1])),
         )  # fmt: skip
-        kind = sampler.Kind.of(params, vocabulary, ruled=ruled and i == 1)
+        rules = RowRules(biased=array("q", [i % vocabulary]), bias=array("f", [9.0])) if ruled and i % 3 == 1 else None
+        kind = sampler.Kind.of(params, vocabulary, rules=rules)
         seed, position = int(random.integers(1 << 62)), int(random.integers(1000))
         own = range(2 * i, 2 * i + 1 + i % 2)
         asked.add(i, own, kind, params, seed=seed, position=position)
-        given.append((own, params, seed, position, kind.ruled))
+        given.append((own, params, seed, position, rules))
+    rows = rows.copy()  # those that rules change are changed in place
     answers = asked.answers(logits)
     assert sorted(answers) == list(range(count))
-    for i, (own, params, seed, position, is_ruled) in enumerate(given):
+    for i, (own, params, seed, position, rules) in enumerate(given):
         for turn, (row, known) in enumerate(zip(own, answers[i], strict=True)):
-            if is_ruled:
-                assert known.token is None
-                continue
-            alone = sampler.choose(held(rows[row]), params, seed=seed, position=position + turn)
+            alone = sampler.choose(held(rows[row].copy()), params, seed=seed, position=position + turn, rules=rules)
             shared = logits.rows(row, row + 1)
             assert sampler.choose(shared, params, known=known, seed=seed, position=position + turn) == alone
             few = not params.temperature or params.top_k > 0 or vocabulary <= draw.FIRST
             assert known.token is not None or not few
 
 
-@pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_native)])
+@EITHER
 @pytest.mark.parametrize("logprobs", [None, 3])
 @pytest.mark.parametrize(
     "asked",
     [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"top_p": 0.999, "min_p": 1e-9}],
 )
-def test_ids_that_never_come_are_those_of_a_rule_that_bans_them(
+def test_rules_change_what_is_drawn_and_leave_log_probabilities_alone(
     asked: dict[str, Any], logprobs: int | None, kernels: str
 ) -> None:
-    """The same tokens, the same log-probabilities of all tokens, together and alone."""
+    """The same tokens as of a row that a model computed so; the log-probabilities of its own row."""
     random = np.random.default_rng(3)
-    rows = torch.from_numpy(random.normal(scale=3, size=(4, 700)).astype(np.float32))
-    never = tuple(sorted({*rows.argmax(dim=1).tolist(), 0, 699}))
+    rows = random.normal(scale=3, size=(4, 700)).astype(np.float32)
+    never = sorted({*rows.argmax(axis=1).tolist(), 0, 699})
+    rules = RowRules(banned=array("q", never), biased=array("q", [5]), bias=array("f", [6.0]))
+    changed = rows.copy()
+    changed[:, 5] += 6
+    changed[:, never] = np.finfo(np.float32).min
     params = filled(**({"temperature": 1.0} | asked), logprobs=logprobs)
-    logits = Logits.of(rows, Provider({"lm_head": kernels}))
-    kind = sampler.Kind.of(params, 700, ruled=False, never=never)
-    request = Request(request_id="0", prompt_token_ids=(0,), seed=3, eos=frozenset(), capacity=100, params=params)
-    rules = LogitRules(request, never, ())
+    plain = filled(**({"temperature": 1.0} | asked))
+    provider = Provider({"lm_head": kernels})
     for position in range(60):
+        logits, many = Logits.of(torch.from_numpy(rows.copy()), provider), sampler.Asked()
         for row in range(4):
-            own = logits.rows(row, row + 1)
-            expected = sampler.choose(own, params, seed=9, position=position, rules=rules)
-            assert expected.token not in never
-            assert sampler.choose(own, params, seed=9, position=position, never=never) == expected
-        many = sampler.Asked()
-        for row in range(4):
-            many.add(row, range(row, row + 1), kind, params, seed=9, position=position)
+            if row % 2:
+                alike, own = sampler.Kind.of(params, 700, rules=rules), None
+            else:
+                alike, own = sampler.Kind.of(params, 700, ruled=True), rules
+            many.add(row, range(row, row + 1), alike, params, seed=9, position=position, rules=own)
         for row, (known,) in many.answers(logits).items():
-            own = logits.rows(row, row + 1)
-            again = sampler.choose(own, params, seed=9, position=position, never=never, known=known)
-            assert again == sampler.choose(own, params, seed=9, position=position, never=never)
+            together = sampler.choose(logits.rows(row, row + 1), params, seed=9, position=position, known=known)
+            own = Logits.of(torch.from_numpy(rows[row : row + 1].copy()), provider)
+            assert sampler.choose(own, params, seed=9, position=position, rules=rules) == together
+            assert (
+                together.token == token(changed[row], plain, seed=9, position=position) and together.token not in never
+            )
+            own = Logits.of(torch.from_numpy(rows[row : row + 1]), provider)
+            best = own.best(3, temperature=1.0)
+            expected = None if logprobs is None else sampler.logprobs(own, best, (together.token,), logprobs)
+            assert together.logprobs == expected
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -199,14 +208,15 @@ def test_a_row_that_rules_leave_as_it_is_gives_the_same_token(
     rules = LogitRules(request, (), ())
     assert not rules.idle
     plain = sampler.choose(held(logits), params, seed=3, position=position)
-    assert sampler.choose(held(logits), params, seed=3, position=position, rules=rules) == plain
+    assert sampler.choose(held(logits), params, seed=3, position=position, rules=rules.now()) == plain
 
 
 def test_log_probabilities_are_those_before_rules() -> None:
     row = np.array([1, 2, 0.5, 3], np.float32)
     params = filled(temperature=0, logprobs=1, logit_bias={0: 100.0})
     request = Request(request_id="0", prompt_token_ids=(0,), seed=3, eos=frozenset(), capacity=100, params=params)
-    choice = sampler.choose(held(row), params, seed=0, position=1, rules=LogitRules(request, (), ()))
+    rules = LogitRules(request, (), ()).now()
+    choice = sampler.choose(held(row.copy()), params, seed=0, position=1, rules=rules)
     assert choice.token == 0 and choice.logprobs is not None
     assert [(token, entry.rank) for token, entry in choice.logprobs.items()] == [(3, 1), (0, 3)]
     total = math.log(math.fsum(map(math.exp, row.tolist())))
@@ -294,6 +304,7 @@ def test_no_row_is_taken_as_a_whole(asked: dict[str, Any]) -> None:
     shape_only: Any = SimpleNamespace(shape=(1, len(row)))
     kept = Logits(shape_only, questions._replace(
         best=lambda _, *rest, **asked: questions.best(torch.from_numpy(row)[None], *rest, **asked), ranks=out_of_reach,
+        draw=lambda _, *rest: questions.draw(torch.from_numpy(row)[None], *rest),
     ))  # fmt: skip
     for position in range(20):
         expected = sampler.choose(held(row), filled(**asked), seed=1, position=position)

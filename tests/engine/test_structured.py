@@ -11,9 +11,11 @@ import pytest
 
 import hadron
 from hadron import LLM, SamplingParams, StructuredOutputsParams
-from hadron.engine.structured import Grammars
+from hadron.engine.structured import Grammars, Matcher
+from hadron.errors import RequestError
 from hadron.tokenizer.tokenizer import Tokenizer
 from tests.conftest import DATA, RANDOM
+from tests.engine.masks import allowed
 
 SCHEMA = {
     "type": "object",
@@ -69,13 +71,11 @@ def test_white_space_has_an_end(wanted: Any) -> None:
     for token in TOKENIZER.encode("{", add_special_tokens=False):
         matcher.accept(token)
     blank, line = (TOKENIZER.encode(text, add_special_tokens=False)[0] for text in (" ", "\n"))
-    allowed = matcher.allowed()
-    assert allowed is not None and allowed[[blank, line]].all()
+    assert allowed(matcher)[[blank, line]].all()
     matcher.accept(line)
     for _ in range(20):
         matcher.accept(blank)
-    allowed = matcher.allowed()
-    assert allowed is not None and not allowed[[blank, line]].any()
+    assert not allowed(matcher)[[blank, line]].any()
 
 
 def test_a_schema_may_say_itself_what_white_space_it_has() -> None:
@@ -83,8 +83,7 @@ def test_a_schema_may_say_itself_what_white_space_it_has() -> None:
     matcher = grammars().matcher(StructuredOutputsParams(json=schema))
     for token in TOKENIZER.encode("{", add_special_tokens=False):
         matcher.accept(token)
-    allowed = matcher.allowed()
-    assert allowed is not None and not allowed[TOKENIZER.encode(" ", add_special_tokens=False)[0]]
+    assert not allowed(matcher)[TOKENIZER.encode(" ", add_special_tokens=False)[0]]
 
 
 def test_thousands_of_choices() -> None:
@@ -137,12 +136,37 @@ def test_it_is_the_same_beside_others_and_after_preemption(llm: LLM) -> None:
     assert texts(tight, {"json": SCHEMA}, 4, max_tokens=100) == alone
 
 
+@pytest.mark.parametrize("beside", [0, 2])
+def test_a_grammar_that_gives_up_fails_its_own_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, beside: int
+) -> None:
+    """llguidance bounds what a step of a grammar may cost."""
+    engine, prompt = llm._engine, tuple(TOKENIZER.encode("The river"))
+    params = SamplingParams(temperature=0, max_tokens=8, structured_outputs={"regex": "[a-z ]*"}).with_defaults({})
+    plain = SamplingParams(temperature=0, max_tokens=8).with_defaults({})
+    (expected,) = llm.generate(["The river"], plain)
+
+    def mask(self: Matcher) -> None:
+        raise RequestError("a grammar cannot be used", where="regex", found="x", accepted="y", hint="z")
+
+    broken = engine.add("broken", prompt, params)
+    others = [engine.add(str(i), prompt, plain) for i in range(beside)]
+    engine.step()
+    engine.step()
+    monkeypatch.setattr(Matcher, "allowed", mask)
+    while engine.has_requests:
+        engine.step()
+    assert broken.finish_reason == "error"
+    assert "a grammar cannot be used" in str(broken.error)
+    assert [other.output_token_ids for other in others] == [expected.outputs[0].token_ids] * beside
+
+
 def test_an_end_is_allowed_when_the_text_is_complete() -> None:
     matcher = grammars().matcher(StructuredOutputsParams(regex="ab*"))
     a, b = (TOKENIZER.encode(c)[0] for c in "ab")
-    assert not matcher.allowed()[[END, USER]].any() and matcher.allowed()[a]
+    assert not allowed(matcher)[[END, USER]].any() and allowed(matcher)[a]
     matcher.accept(a)
-    assert matcher.allowed()[[END, USER, b]].all() and not matcher.allowed()[a] and not matcher.finished
+    assert allowed(matcher)[[END, USER, b]].all() and not allowed(matcher)[a] and not matcher.finished
     matcher.accept(USER)
     assert matcher.finished
 
@@ -157,10 +181,10 @@ def test_the_grammar_begins_after_a_thought_that_the_prompt_leaves_open(prompt: 
     if waits:
         ends = [END, USER, TOKENIZER.token_id("<tool_call>"), TOKENIZER.token_id("</tool_call>")]
         for token in (a, b, TOKENIZER.token_id("</think>")):
-            assert np.flatnonzero(~matcher.allowed()).tolist() == sorted(ends), "what would leave the grammar out"  # type: ignore[operator]
+            assert np.flatnonzero(~allowed(matcher)).tolist() == sorted(ends), "what would leave the grammar out"
             assert not matcher.finished
             matcher.accept(token)  # type: ignore[arg-type]
-    assert np.flatnonzero(matcher.allowed()).tolist() == [b]
+    assert np.flatnonzero(allowed(matcher)).tolist() == [b]
 
 
 @pytest.mark.parametrize(

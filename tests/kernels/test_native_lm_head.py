@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hadron.kernels.cpu import lm_head as native
 from hadron.kernels.cpu.native import ENVIRONMENT
 from hadron.kernels.reference import lm_head as reference
+from hadron.kernels.rules import RowRules
 from tests.kernels.levels import THREADS, batches, every_level, generator, handle, near, needs_native, unaligned
 
 pytestmark = needs_native
@@ -53,6 +55,19 @@ def test_rows_by_their_numbers_without_their_sums(isa: str, size: int, count: in
 
 
 @every_level
+@pytest.mark.parametrize("count", [1, 3, 64, 700])
+def test_rows_most_of_which_may_not_come(isa: str, count: int) -> None:
+    """As a grammar leaves them: a few logits, here and there, and the lowest number everywhere else."""
+    lowest = torch.finfo(torch.float32).min
+    logits = torch.full((4, 9000), lowest)
+    for row, some in enumerate([[8999], [0, 16, 5000], range(1020, 1030), range(2, 9000, 13)]):
+        logits[row, list(some)] = rows(1, len(some), seed=row)[0]
+    found = native.best(logits, count, temperature=0.7, threads=2, level=handle(isa))
+    expected = reference.best(logits, count, temperature=0.7)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+@every_level
 def test_the_lowest_numbers_are_found_too(isa: str) -> None:
     """What may not come has the lowest finite logit, which stands also for lanes behind a row's end."""
     lowest = torch.finfo(torch.float32).min
@@ -63,31 +78,66 @@ def test_the_lowest_numbers_are_found_too(isa: str) -> None:
     assert faults.tolist() == [0, 0]
 
 
-@every_level
-@pytest.mark.parametrize("size", [6, 33, 4097, 9000])
-@pytest.mark.parametrize("temperature", [None, 0.7])
-def test_logits_that_stand_aside_count_as_the_lowest_and_come_back(
-    isa: str, size: int, temperature: float | None
-) -> None:
-    logits = rows(5, size)
-    logits[2, size - 1], logits[3, 0] = math.nan, math.inf  # where nobody may see them, they are faults all the same
-    before, numbers = logits.clone(), [4, 0, 0, 2, 3]
-    without = sorted({0, size // 2, size - 1, int(logits[0].argmax())})
-    found = native.best(logits, 3, rows=numbers, temperature=temperature, without=without, threads=2, level=handle(isa))
-    ids, values, sums, faults = reference.best(logits, 3, rows=numbers, temperature=temperature, without=without)
-    assert torch.equal(logits.view(torch.int32), before.view(torch.int32))
-    assert torch.equal(found[3], faults) and faults.tolist() == [0, 0, 0, 1, 1]
-    sound = faults == 0
-    assert torch.equal(found[0][sound], ids[sound]) and torch.equal(found[1][sound], values[sound])
-    assert torch.allclose(found[2][: sound.sum()], sums[: sound.sum()], rtol=0, atol=3e-7)
-    if size >= 3 + len(without):
-        assert not set(ids[sound].flatten().tolist()) & set(without)
+@st.composite
+def row_rules(draw: st.DrawFn, size: int) -> RowRules:
+    """Any rules of a row, with each of their parts there or not."""
+    ids = st.lists(st.integers(0, size - 1), max_size=6, unique=True)
+    seen, biased = draw(ids), draw(ids)
+    words = draw(st.none() | st.lists(st.sampled_from([0, -1, 1, -(2**31), 0x2A]), min_size=-(-size // 32), max_size=3))
+    return RowRules(
+        seen=array("q", seen), counts=array("f", [draw(st.integers(0, 3)) for _ in seen]),
+        repetition=draw(st.sampled_from([1.0, 0.5, 1.3])), frequency=draw(st.sampled_from([0.0, 0.7, -2.0])),
+        presence=draw(st.sampled_from([0.0, 1.1])),
+        biased=array("q", biased), bias=array("f", [draw(st.floats(-9, 9, width=32)) for _ in biased]),
+        banned=array("q", draw(ids)), allowed=None if words is None else torch.tensor(words, dtype=torch.int32),
+        only=draw(st.none() | st.integers(0, size - 1)),
+    )  # fmt: skip
 
 
-def test_an_id_that_is_not_there_cannot_stand_aside() -> None:
-    for wrong in (-1, 8):
-        with pytest.raises(IndexError, match="a token id is out of range"):
-            native.best(rows(2, 8), 1, without=[wrong])
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from([1, 5, 31, 32, 33, 64, 95]), st.integers(1, 4))
+def test_rules_of_rows_equal_their_definition(data: st.DataObject, size: int, threads: int) -> None:
+    logits = rows(5, size, seed=size)
+    logits[2, size // 2], logits[3, 0], logits[1, -1] = math.nan, math.inf, -math.inf
+    expected, numbers = logits.clone(), [4, 0, 2, 3, 1][: data.draw(st.integers(0, 5))]
+    rules = [data.draw(row_rules(size)) for _ in numbers]
+    if data.draw(st.booleans()):
+        rules = rules[:1] * len(numbers)
+    native.rule(logits, numbers, rules, threads=threads)
+    reference.rule(expected, numbers, rules)
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+
+
+def test_a_long_row_is_ruled_alike_by_any_number_of_threads() -> None:
+    words = torch.randint(-(2**31), 2**31, (4841,), dtype=torch.int64, generator=generator(2)).to(torch.int32)
+    every = [RowRules(allowed=words), RowRules(only=154_879), RowRules(allowed=words, banned=array("q", [7, 154_879]))]
+    found = []
+    for threads in (1, 3):
+        found.append(rows(3, 154_880))
+        native.rule(found[-1], range(3), every, threads=threads)
+    expected = rows(3, 154_880)
+    reference.rule(expected, range(3), every)
+    assert torch.equal(found[0], expected) and torch.equal(found[1], expected)
+
+
+@pytest.mark.parametrize("part", ["seen", "biased", "banned", "only"])
+@pytest.mark.parametrize("wrong", [-1, 8])
+def test_rules_of_an_id_that_is_not_there_are_refused(part: str, wrong: int) -> None:
+    if part == "only":
+        if wrong < 0:
+            return
+        rules = RowRules(only=wrong)
+    else:
+        numbers = {"seen": "counts", "biased": "bias"}.get(part)
+        rules = RowRules(**{part: array("q", [wrong])}, **({numbers: array("f", [1])} if numbers else {}))  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="a token id is out of range"):
+        native.rule(rows(2, 8), [0], [rules])
+
+
+def test_rules_of_a_row_that_is_not_there_are_refused() -> None:
+    for wrong in (-1, 2):
+        with pytest.raises(IndexError, match="a row of logits is out of range"):
+            native.rule(rows(2, 8), [wrong], [RowRules()])
 
 
 def test_a_row_that_is_not_there_is_refused() -> None:
@@ -202,19 +252,29 @@ def test_draws_equal_their_definition(among_all: bool, seed: int, rows: int, cou
     temperature = any_of(0.3, 1.0, 2.0, 1e-9)
     number = torch.rand(rows, generator=g, dtype=torch.float64)
     chances = torch.stack([temperature, any_of(1.0, 0.95, 0.3), any_of(0.0, 0.0, 0.05, 1.0), number], dim=1)
-    ids = torch.stack([torch.randperm(1000, generator=g)[:count] for _ in range(rows)])
-    totals = ((logits.double() - logits[:, :1]) / temperature[:, None]).logsumexp(-1) if among_all else None
-    found = native.draw(ids, logits[:, :count], chances, totals)
-    assert torch.equal(found, reference.draw(ids, logits[:, :count], chances, totals))
-    assert found.dtype is torch.int64 and ((found == -1) | (found[:, None] == ids).any(1)).all()
-    alone = [native.draw(ids[i : i + 1], logits[i : i + 1, :count], chances[i : i + 1].clone(),
-                         None if totals is None else totals[i : i + 1].clone()) for i in range(rows)]  # fmt: skip
-    assert torch.equal(torch.cat(alone), found)
+    order = torch.stack([torch.randperm(logits.shape[1], generator=g) for _ in range(rows)])
+    logits = torch.zeros_like(logits).scatter_(1, order, logits)
+    likeliest, numbers = reference.best(logits, count)[:2], range(rows)
+    totals = None
+    if among_all:
+        totals = ((logits.double() - logits.amax(1, keepdim=True)) / temperature[:, None]).logsumexp(-1)
+    found = native.draw(logits, numbers, likeliest, chances, totals, threads=2)
+    assert found.dtype is torch.int64 and torch.equal(
+        found, reference.draw(logits, numbers, likeliest, chances, totals)
+    )
+    everything = reference.best(logits, logits.shape[1])[:2]
+    assert torch.equal(found, reference.draw(logits, numbers, everything, chances)), "however few it begins with"
+    for i in range(rows):
+        own = (likeliest[0][i : i + 1], likeliest[1][i : i + 1])
+        total = None if totals is None else totals[i : i + 1].clone()
+        assert native.draw(logits, [i], own, chances[i : i + 1].clone(), total).item() == found[i]
 
 
 def test_draws_refuse_what_would_read_elsewhere() -> None:
     one = torch.ones(1, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="among one at least"):
-        native.draw(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), one)
+        native.draw(rows(1, 8), [0], (torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0)), one)
     with pytest.raises(ValueError, match="temperature"):
-        native.draw(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), one * 0)
+        native.draw(rows(1, 8), [0], (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)), one * 0)
+    with pytest.raises(IndexError, match="a row of logits is out of range"):
+        native.draw(rows(1, 8), [1], (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)), one)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from hadron.engine import sampler
 from hadron.engine.assemble import assemble
+from hadron.engine.choosing import Chooser
 from hadron.engine.config import EngineConfig
-from hadron.engine.engine import Engine
-from hadron.engine.sampler import Choice, choose
+from hadron.engine.request import Request
+from hadron.engine.runner import Ran
+from hadron.engine.sampler import Choice, Likeliest
+from hadron.engine.scheduler import Scheduled
+from hadron.layers.logits import Logits
 from hadron.server.config import ServerConfig
 from hadron.server.run import Server
 from hadron.tokenizer.tokenizer import Tokenizer
@@ -87,7 +91,7 @@ class Scripts:
     def __init__(self) -> None:
         self.texts: dict[str, list[int]] = {}
         self.pause = 0.0
-        self.request: Any = None  # whose token is chosen
+        self.broken: Callable[[Request], None] | None = None  # asked before every token; what it raises is the model's
 
     def say(self, text: str, *, end: bool = True) -> str:
         """What a user must write so that the model answers with `text`, and its end token."""
@@ -95,36 +99,37 @@ class Scripts:
         self.texts[name] = TOKENIZER.encode(text, add_special_tokens=False) + [EOS] * end
         return name
 
-    def choose(self, *given: Any, **options: Any) -> Choice:
-        """In place of `sampler.choose`."""
-        time.sleep(self.pause)
-        choice, request = choose(*given, **{**options, "known": None}), self.request
+    def token(self, request: Request, own: int) -> int:
+        """What comes next. own: what the model would say."""
         written = request.prompt or ""
         last = max(self.texts, key=written.rfind, default="")
-        if not last or last not in written:
-            return choice
-        token, row = self.texts[last][len(request.output_token_ids)], choice.logprobs
-        if row is not None:
-            row.setdefault(token, next(iter(row.values())))
-        return Choice(token, row)
+        return self.texts[last][len(request.output_token_ids)] if last and last in written else own
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Scripts]:
     """Answers that a test chooses; in force for the module."""
-    made, accept, likeliest = Scripts(), Engine._accept, Engine._likeliest
+    made, ask, choose = Scripts(), Chooser.ask, Chooser.choose
 
-    def accept_scripted(engine: Engine, request: Any, *rest: Any) -> Any:
-        made.request = request
-        return accept(engine, request, *rest)
+    def asked(chooser: Chooser, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Sequence[Likeliest | None]]:
+        found = ask(chooser, steps, ran)
+        time.sleep(made.pause * len(found))
+        for i, (known,) in found.items():
+            assert known is not None and known.token is not None
+            said = known._replace(token=made.token(steps[i].request, known.token))
+            found[i] = [said if made.broken is None else said._replace(token=None)]
+        return found
 
-    def undecided(*given: Any) -> Any:  # so that every token comes by `choose`
-        return {key: [known._replace(token=None) for known in own] for key, own in likeliest(*given).items()}
+    def chosen(chooser: Chooser, request: Request, logits: Logits, known: Likeliest | None) -> Choice:
+        if made.broken is not None:
+            made.broken(request)
+            known = None
+        choice = choose(chooser, request, logits, known)
+        return replace(choice, token=made.token(request, choice.token))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "_accept", accept_scripted)
-        patched.setattr(Engine, "_likeliest", undecided)
-        patched.setattr(sampler, "choose", made.choose)
+        patched.setattr(Chooser, "ask", asked)
+        patched.setattr(Chooser, "choose", chosen)
         yield made
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
+from hadron.engine.request import Request
 from hadron.errors import NumericsError
 from hadron.server.run import Server
 from tests.server.running import NAME, TOKENIZER, Scripts, idle, scripts, server, until
@@ -195,12 +196,11 @@ def test_a_stream_that_is_closed_ends_its_request(client: Anthropic, server: Ser
 def test_an_error_inside_a_stream_is_an_event(
     client: Anthropic, server: Server, scripts: Scripts, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    def broken(*given: Any, **options: Any) -> Any:
-        if len(scripts.request.output_token_ids) == 3:
+    def broken(request: Request) -> None:
+        if len(request.output_token_ids) == 3:
             raise NumericsError("not finite", where="layer 3", found="NaN", accepted="numbers", hint="check")
-        return scripts.choose(*given, **options)
 
-    monkeypatch.setattr("hadron.engine.sampler.choose", broken)
+    monkeypatch.setattr(scripts, "broken", broken)
     said = scripts.say("one two three four five six")
     words: Any = {"messages": user(said), "max_tokens": 50} if path == "/v1/messages" else {"input": said}
     text = httpx.post(server.url + path, json={**words, "temperature": 0, "stream": True}, timeout=60).text

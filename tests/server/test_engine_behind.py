@@ -106,7 +106,7 @@ def test_a_failure_before_the_first_token_is_no_time_to_it(monkeypatch: pytest.M
 
     with running() as server:
         monkeypatch.setattr("hadron.engine.sampler.choose", broken)
-        refused = httpx.post(f"{server.url}/v1/chat/completions", json={**CHAT, "presence_penalty": 0.5}, timeout=60)
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json={**CHAT, "logprobs": True}, timeout=60)
         assert refused.status_code == 500
         until(lambda: idle(server))
         assert counted(server, "hadron_failures_total") == 1

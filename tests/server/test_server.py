@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hadron.engine.request import Request
 from hadron.errors import NumericsError, UsageError
 from hadron.server.config import ServerConfig
 from hadron.server.errors import ApiError
@@ -277,14 +278,13 @@ def test_paths_and_methods_that_are_not_there(http: httpx.Client) -> None:
 def test_a_request_that_fails_fails_alone(
     http: httpx.Client, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any, **options: Any) -> Any:
-        if "say:numbers" in scripts.request.prompt:
+    def broken(request: Request) -> None:
+        if "say:numbers" in (request.prompt or ""):
             raise NumericsError("not finite", where="layer 3", found="NaN", accepted="numbers", hint="check")
-        if "say:bug" in scripts.request.prompt:
+        if "say:bug" in (request.prompt or ""):
             raise RuntimeError("a bug")
-        return scripts.choose(*given, **options)
 
-    monkeypatch.setattr("hadron.engine.sampler.choose", broken)
+    monkeypatch.setattr(scripts, "broken", broken)
     error = error_of(http.post(CHAT, json=say("say:numbers")), 500)
     assert error["type"] == "server_error" and error["code"] == "NumericsError" and "layer 3" in error["message"]
     streamed = http.post(CHAT, json=say("say:numbers", stream=True))

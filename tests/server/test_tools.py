@@ -12,6 +12,7 @@ from hadron.server.tools import grammar
 from hadron.tokenizer.markup import Markup
 from hadron.tokenizer.tokenizer import Tokenizer
 from tests.conftest import RANDOM
+from tests.engine.masks import allowed
 
 TOKENIZER = Tokenizer.load(RANDOM)
 GRAMMARS = Grammars(TOKENIZER, 512, {480})
@@ -49,12 +50,10 @@ def written(text: str, *, several: bool = True, answer: Any = None) -> tuple[boo
     source = grammar(tools, Markup(TOKENIZER), several=several, answer=answer)
     matcher = GRAMMARS.matcher(StructuredOutputsParams(grammar=source))
     for token in TOKENIZER.encode(text, add_special_tokens=False):
-        allowed = matcher.allowed()
-        if matcher.finished or (allowed is not None and not allowed[token]):
+        if matcher.finished or not allowed(matcher)[token]:
             return False, False
         matcher.accept(token)
-    allowed = matcher.allowed()
-    return True, matcher.finished or bool(allowed is not None and allowed[480])
+    return True, matcher.finished or bool(allowed(matcher)[480])
 
 
 def call(name: str, **values: str) -> str:

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from hadron.sampling_params import SamplingParams
 
-#: How many tokens are asked for first where any may come, and by how much more than the last time after that.
-FIRST, FURTHER = 64, 16
+#: How many tokens are asked for first where any may come.
+FIRST = 64
 
 
 def limit(params: SamplingParams, vocabulary: int) -> int:

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from hadron.batch import Selections
 from hadron.engine import sampler
+from hadron.engine.choosing import Chooser
 from hadron.engine.events import TokenEvent
-from hadron.engine.logit_rules import LogitRules
 from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
 from hadron.engine.runner import Ran, Runner
-from hadron.engine.sampler import Asked, Kind, Likeliest
+from hadron.engine.sampler import Likeliest
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
-from hadron.engine.structured import Grammars
 from hadron.engine.verify import propose, settle
 from hadron.errors import CapacityError, HadronError, NumericsError, RequestError
 from hadron.layers.logits import Logits
@@ -51,10 +50,7 @@ class Engine:
         prompt_only: Collection[int] = (),
     ) -> None:
         self._runner = runner
-        self._prompt_only = tuple(sorted(set(prompt_only)))
-        self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
-        # of each request, how its tokens are chosen; rules: None where it changes nothing about its logits
-        self._sampling: dict[str, tuple[Kind, LogitRules | None]] = {}
+        self._chooser = Chooser(vocabulary, tokenizer=tokenizer, eos=eos, prompt_only=prompt_only)
         self._vocabulary = vocabulary
         self._max_position = max_position
         self._eos = eos
@@ -130,16 +126,7 @@ class Engine:
                 accepted="stop_token_ids",
                 hint="give the ids that end a text as stop_token_ids",
             )
-        if params.structured is not None:
-            if self._grammars is None:
-                raise RequestError(
-                    "a grammar needs a tokenizer",
-                    where="structured_outputs",
-                    found="a checkpoint without tokenizer.json",
-                    accepted="a checkpoint with one",
-                    hint="copy the original release's tokenizer files beside the weights",
-                )
-            self._grammars.check(params.structured)
+        self._chooser.check(params)
 
     def add(
         self,
@@ -179,16 +166,7 @@ class Engine:
             follows=follows,
             scoring=scoring,
         )
-        matcher = None
-        if params.structured is not None and self._grammars is not None:
-            matcher = self._grammars.matcher(params.structured, ids if answer else ())
-        ends: tuple[int, ...] = ()
-        if params.thinking_budget is not None and self._grammars is not None:
-            ends = self._grammars.thought_ends(ids, calls=calls)
-        never = self._prompt_only if answer else ()
-        rules = LogitRules(request, never, request.eos, matcher, ends)
-        kind = Kind.of(params, self._vocabulary, ruled=not rules.idle, never=never)
-        self._sampling[request_id] = kind, None if rules.idle else rules
+        self._chooser.begin(request, answer=answer, calls=calls)
         self._scheduler.add(request)
         return request
 
@@ -277,26 +255,17 @@ class Engine:
     def _take_all(self, steps: Sequence[Scheduled], ran: Ran) -> list[list[TokenEvent]]:
         """What the step gave each request."""
         faults = self._runner.faults or [None] * len(steps)
-        known = self._likeliest(steps, ran)
+        known = self._chooser.ask(steps, ran)
         taken = enumerate(zip(steps, ran.rows, faults, strict=True))
         return [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
 
-    def _likeliest(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Sequence[Likeliest]]:
-        """What is asked of the rows of each step that gets a token, by its number: of the last, and of those of its
-        guesses."""
-        if ran.logits is None:
-            return {}
-        asked = Asked()
-        for i, (step, rows) in enumerate(zip(steps, ran.rows, strict=True)):
-            if step.last:
-                own = rows if len(rows) == 1 + step.drafts else rows[-1 - step.drafts :]
-                request = step.request
-                kind, _ = self._sampling[request.request_id]
-                asked.add(i, own, kind, request.params, seed=request.seed, position=request.num_tokens)
-        return asked.answers(ran.logits)
-
     def _take(
-        self, step: Scheduled, logits: Logits | None, rows: range, known: Sequence[Likeliest] | None, fault: str | None
+        self,
+        step: Scheduled,
+        logits: Logits | None,
+        rows: range,
+        known: Sequence[Likeliest | None] | None,
+        fault: str | None,
     ) -> list[TokenEvent]:
         """What a step gave one request: log-probabilities of its prompt, tokens, or its end.
 
@@ -304,14 +273,14 @@ class Engine:
         not the guess is the last one.
         """
         request, params = step.request, step.request.params
-        if known and fault is None and not step.drafts and params.logprobs is None and params.prompt_logprobs is None:
-            token = known[0].token
-            if token is not None:  # as nearly always
-                return [self._said(request, token)]
         events: list[TokenEvent] = []
         try:
             if fault is not None:
                 raise not_finite(fault)
+            if known and not step.drafts and params.logprobs is None and params.prompt_logprobs is None:
+                likely = known[0]
+                if likely is not None and likely.token is not None:  # as nearly always
+                    return [self._said(request, likely.token)]
             if logits is None or not rows:
                 return events
             if params.prompt_logprobs is not None and request.wants_prompt_logprobs:
@@ -320,7 +289,8 @@ class Engine:
             if known is None:
                 return events
             for row, own, guess in zip_longest(rows[-1 - step.drafts :], known, step.guesses):
-                events.append(self._accept(request, logits, row, own))
+                choice = self._chooser.choose(request, logits.rows(row, row + 1), own)
+                events.append(self._said(request, choice.token, choice.logprobs))
                 if request.is_finished or events[-1].token_id != guess:
                     break
         except (NumericsError, RequestError) as error:
@@ -345,27 +315,9 @@ class Engine:
         rows = logits.rows(known - first, known - first + len(expected))
         request.prompt_logprobs += map(self._with_text, sampler.prompt_logprobs(rows, expected, most, position=known))
 
-    def _accept(self, request: Request, logits: Logits, row: int, known: Likeliest) -> TokenEvent:
-        """The token that `row` of the logits decides."""
-        token, logprobs, complete = known.token, None, False
-        if token is None or request.params.logprobs is not None:
-            kind, rules = self._sampling[request.request_id]
-            choice = sampler.choose(
-                logits.rows(row, row + 1), request.params, seed=request.seed, position=request.num_tokens, rules=rules,
-                never=kind.never, known=known, also=() if request.scoring is None else request.scoring.candidates,
-            )  # fmt: skip
-            token = choice.token
-            if rules is not None and rules.matcher is not None:
-                rules.matcher.accept(token)
-                complete = rules.matcher.finished
-            if choice.logprobs is not None:
-                logprobs = self._with_text(choice.logprobs)
-        return self._said(request, token, logprobs, complete=complete)
-
-    def _said(
-        self, request: Request, token: int, logprobs: dict[int, Logprob] | None = None, *, complete: bool = False
-    ) -> TokenEvent:
-        text = request.append(token, logprobs, complete=complete)
+    def _said(self, request: Request, token: int, logprobs: dict[int, Logprob] | None = None) -> TokenEvent:
+        complete = request.params.structured is not None and self._chooser.accept(request, token)
+        text = request.append(token, None if logprobs is None else self._with_text(logprobs), complete=complete)
         self.stats.generated_tokens += 1
         reason = None if request.finish_reason is None else str(request.finish_reason)
         return TokenEvent(request.request_id, token, text, reason, request.index)
@@ -389,5 +341,5 @@ class Engine:
         return TokenEvent(request.request_id, None, "", str(request.finish_reason), request.index)
 
     def _release(self, request: Request) -> None:
-        self._sampling.pop(request.request_id, None)
+        self._chooser.end(request)
         self._scheduler.release(request)

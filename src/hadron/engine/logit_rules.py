@@ -1,22 +1,17 @@
 """What a request changes about its logits before a token is drawn: penalties, biases, tokens that may not come.
 
-Every rule depends on the request's own tokens alone. What may not come gets the lowest finite value, which
-no draw and no maximum takes while anything else is left; minus infinity would hide a fault of the model.
+Every rule depends on the request's own tokens alone, and is kept up with them: a step costs what its new tokens do,
+however long the text is. The changing itself is an operation of `lm_head`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Collection
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hadron.engine.request import Request
 from hadron.engine.structured import Matcher
-
-Row = NDArray[np.float32]
-LOWEST = np.finfo(np.float32).min
+from hadron.kernels.rules import RowRules
 
 
 class LogitRules:
@@ -36,72 +31,64 @@ class LogitRules:
         self._request = request
         self.matcher = matcher
         self._thought_ends = () if params.thinking_budget is None else thought_ends
-        self._never = _ids(never)
-        self._ends = _ids({*eos, *params.stop_token_ids})
+        self._min_tokens = params.min_tokens
+        self._never = array("q", never)
+        self._early = array("q", {*never, *eos, *params.stop_token_ids})
         bias = params.logit_bias or {}
-        self._biased, self._bias = _ids(bias), np.array(list(bias.values()), np.float32)
-        self._repetition = np.float32(1.0 if params.repetition_penalty is None else params.repetition_penalty)
-        self._frequency, self._presence = np.float32(params.frequency_penalty), np.float32(params.presence_penalty)
-        self._prompt = np.unique(_ids(request.prompt_token_ids)) if self._repetition != 1 else _ids(())
-        self._counts: Counter[int] = Counter()
-        self._counted = 0
+        self._row = RowRules(
+            repetition=1.0 if params.repetition_penalty is None else params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            biased=array("q", bias),
+            bias=array("f", bias.values()),
+            banned=self._early if params.min_tokens else self._never,
+        )
+        self._penalized = self._row.repetition != 1 or bool(params.frequency_penalty or params.presence_penalty)
+        self._places: dict[int, int] = {}  # id -> place in `RowRules.seen`
+        if self._row.repetition != 1:
+            for token in request.prompt_token_ids:
+                self._count(token, 0)
+        self._counted = self._read = 0  # generated tokens that are counted, in which no thought ended
+        #: Whether a row's rules depend on the tokens before it.
+        self.follow_text = bool(self._penalized or params.min_tokens or matcher is not None or self._thought_ends)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is ever changed but that some ids never come (`sampler.Kind.never`)."""
-        return not (
-            len(self._biased) or self._repetition != 1 or self._frequency or self._presence
-            or self._request.params.min_tokens or self.matcher is not None or self._thought_ends
-        )  # fmt: skip
+        """Whether no row is ever changed."""
+        return not (self.follow_text or self._never or self._row.biased)
 
-    def apply(self, logits: Row) -> None:
-        """Change a row [vocabulary] in place."""
-        params, generated = self._request.params, self._request.output_token_ids
-        if self._repetition != 1 or self._frequency or self._presence:
-            self._counts.update(generated[self._counted :])
+    def now(self) -> RowRules:
+        """The rules of the row that decides the next token; they hold until the next call. `RequestError` where the
+        grammar gave up."""
+        row, generated = self._row, self._request.output_token_ids
+        if self._penalized:
+            for token in generated[self._counted :]:
+                self._count(token, 1)
             self._counted = len(generated)
-            self._penalize(logits)
-        logits[self._biased] += self._bias
-        if self._close_thought(logits):
-            return
-        banned = self._never
-        if len(generated) < params.min_tokens:
-            banned = np.concatenate([banned, self._ends])
-        allowed = None if self.matcher is None else self.matcher.allowed()
-        if allowed is None:
-            logits[banned] = LOWEST
-            return
-        both = allowed.copy()
-        both[banned] = False
-        logits[~(both if both.any() else allowed)] = LOWEST
+        if self._min_tokens and len(generated) >= self._min_tokens:
+            row.banned, self._min_tokens = self._never, 0
+        if self._thought_ends:
+            row.only = self._close_thought(generated)
+        if self.matcher is not None and row.only is None:
+            row.allowed = self.matcher.allowed()
+        return row
 
-    def _close_thought(self, logits: Row) -> bool:
-        """Leave nothing but the end of the thought, where it is open and has used up its budget."""
-        generated = self._request.output_token_ids
-        if not self._thought_ends:
-            return False
-        if any(end in generated for end in self._thought_ends):
-            self._thought_ends = ()
-            return False
+    def _count(self, token: int, times: int) -> None:
+        place = self._places.get(token)
+        if place is None:
+            self._places[token] = len(self._places)
+            self._row.seen.append(token)
+            self._row.counts.append(times)
+        else:
+            self._row.counts[place] += times
+
+    def _close_thought(self, generated: list[int]) -> int | None:
+        """The end of the thought, where it is open and has used up its budget."""
+        for token in generated[self._read :]:
+            if token in self._thought_ends:
+                self._thought_ends = ()
+                return None
+        self._read = len(generated)
         budget = self._request.params.thinking_budget
         assert budget is not None
-        if len(generated) < budget:
-            return False
-        end = self._thought_ends[0]
-        value = logits[end]
-        logits[:] = LOWEST
-        logits[end] = value
-        return True
-
-    def _penalize(self, logits: Row) -> None:
-        seen = _ids(self._counts)
-        if self._repetition != 1:
-            either = np.union1d(self._prompt, seen)
-            values = logits[either]
-            logits[either] = np.where(values > 0, values / self._repetition, values * self._repetition)
-        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-        logits[seen] -= counts * self._frequency + self._presence
-
-
-def _ids(values: Collection[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, np.int64, len(values))
+        return None if len(generated) < budget else self._thought_ends[0]

@@ -1,9 +1,8 @@
 """Logits to tokens and log-probabilities: the only place where either is made.
 
-The likeliest tokens are asked of the head, for all requests of a step at once, and are nearly always enough. Only
-where a request's rules change its logits the whole row is taken, and the changed row is asked in the same way.
-Log-probabilities are the model's, before rules and temperature, in float64. A token depends on its row of logits, its
-own text, the seed and the position, never on the batch.
+Requests' rules change their rows where they lie; then the likeliest tokens are asked of the head, for all requests of a
+step at once, and are nearly always enough. Log-probabilities are the model's, before rules and temperature, in
+float64. A token depends on its row of logits, its own text, the seed and the position, never on the batch.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-from hadron.engine.draw import FIRST, FURTHER, limit, uniform
-from hadron.engine.logit_rules import LogitRules
+from hadron.engine.draw import FIRST, limit, uniform
 from hadron.engine.request import Logprob
 from hadron.errors import NumericsError
+from hadron.kernels.rules import RowRules
 from hadron.layers.logits import Best, Logits
 from hadron.sampling_params import SamplingParams
 
@@ -41,55 +40,51 @@ class Needs(NamedTuple):
     temperature: float | None
 
     @classmethod
-    def to_draw(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Needs | None:
+    def to_draw(cls, params: SamplingParams, vocabulary: int) -> Needs | None:
         """What a draw begins with: everything that may come where `top_k` leaves few, else the likeliest. None where
-        nothing is drawn from the row: the likeliest is taken, or the request changes its logits (ruled)."""
-        if not params.temperature or ruled:
+        the likeliest is taken."""
+        if not params.temperature:
             return None
         most = limit(params, vocabulary)
         if most == vocabulary > FIRST:
             return cls(FIRST, params.temperature)
         return cls(most, None)
 
-    @classmethod
-    def of(cls, params: SamplingParams, draw: Needs | None) -> Needs:
-        """What `choose` takes. draw: what `to_draw` says."""
-        begin = draw or cls(1, None)
-        if params.logprobs is None:
-            return begin
-        return cls(max(begin.likeliest, params.logprobs), 1.0 if begin.temperature is None else begin.temperature)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`.
-    ruled: whether the request changes its logits. never: the ids that may not come where it does not, as answers in
-    conversations have them. Two of the same content are nearly always one object."""
+    rules: what changes each row before, where that does not depend on the text. kept: whether the row is kept as it was
+    before any rules, for its log-probabilities. Two of the same content are nearly always one object."""
 
     needs: Needs
     draw: Needs | None
-    ruled: bool
-    never: tuple[int, ...]
+    rules: RowRules | None
+    kept: bool
 
     @classmethod
-    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool, never: tuple[int, ...] = ()) -> Kind:
-        """The same for all tokens of a request. params must have its defaults filled in."""
-        draw = Needs.to_draw(params, vocabulary, ruled=ruled)
-        if never and not ruled:  # log-probabilities are those of all tokens: a question of their own
-            return _kind(draw or Needs(1, None), draw, ruled, never)
-        return _kind(Needs.of(params, draw), draw, ruled, ())
+    def of(cls, params: SamplingParams, vocabulary: int, *, rules: RowRules | None = None, ruled: bool = False) -> Kind:
+        """The same for all tokens of a request. params must have its defaults filled in. ruled: whether it has rules
+        besides, which depend on its text."""
+        ruled = ruled or rules is not None
+        draw = Needs.to_draw(params, vocabulary)
+        needs = draw or Needs(1, None)
+        if params.logprobs is not None and not ruled:
+            needs = Needs(max(needs.likeliest, params.logprobs), needs.temperature or 1.0)
+        return _kind(needs, draw, rules, ruled and params.logprobs is not None)
 
 
 _kind = lru_cache(maxsize=1024)(Kind)
 
 
 class Likeliest(NamedTuple):
-    """Of the row `row` of `found`, as `Needs` says; the token too, where no rule, no fault and no further token has a
-    say in it."""
+    """Of the row `row` of `found`, as `Needs` says; the token that it decides, None where it has faults. kept: the row
+    as it was, where its `Kind` has it kept."""
 
     found: Best
     row: int
     token: int | None
+    kept: Logits | None = None
 
     @property
     def best(self) -> Best:
@@ -102,9 +97,25 @@ class Asked:
 
     def __init__(self) -> None:
         self._groups: dict[Kind, _Group] = {}
+        self._ruled: list[int] = []
+        self._rules: list[RowRules] = []
 
-    def add(self, key: int, rows: range, kind: Kind, params: SamplingParams, *, seed: int, position: int) -> Asked:
-        """Rows of one request, called `key`; the first of them decides the token at `position`."""
+    def add(
+        self,
+        key: int,
+        rows: range,
+        kind: Kind,
+        params: SamplingParams,
+        *,
+        seed: int,
+        position: int,
+        rules: RowRules | None = None,
+    ) -> Asked:
+        """Rows of one request, called `key`, none of which anybody has asked about; the first of them decides the token
+        at `position`. rules: of the only row, besides those of its kind; it changes."""
+        if rules is not None:
+            self._ruled += rows
+            self._rules.append(rules)
         group = self._groups.get(kind)
         if group is None:
             group = self._groups[kind] = _Group()
@@ -120,6 +131,13 @@ class Asked:
         """What is known of each request's rows, under its key, by as few questions as there are kinds of them."""
         given: dict[int, Sequence[Likeliest]] = {}
         for kind, group in self._groups.items():
+            if kind.kept:
+                group.kept = logits.copy(group.rows)
+            if kind.rules is not None:
+                logits.rule(group.rows, [kind.rules] * len(group.rows))
+        if self._rules:
+            logits.rule(self._ruled, self._rules)
+        for kind, group in self._groups.items():
             each = iter(group.ask(logits, kind))
             if len(group.keys) == len(group.rows):
                 given.update(zip(group.keys, zip(each, strict=True), strict=True))
@@ -129,31 +147,33 @@ class Asked:
 
 
 class _Group:
-    """Requests of a kind. chances: as `Logits.draw` takes them, where something is drawn."""
+    """Requests of a kind. chances: as `Logits.draw` takes them, where something is drawn. kept: the rows as they were,
+    where the kind has them kept."""
 
-    __slots__ = ("chances", "counts", "keys", "rows")
+    __slots__ = ("chances", "counts", "kept", "keys", "rows")
 
     def __init__(self) -> None:
         self.keys: list[int] = []
         self.counts: list[int] = []
         self.rows: list[int] = []
         self.chances = array("d")
+        self.kept: Logits | None = None
 
     def ask(self, logits: Logits, kind: Kind) -> Iterable[Likeliest]:
         """Of its rows, one after another."""
         count, temperature = kind.needs
-        found = logits.best(count, rows=self.rows, temperature=temperature, without=kind.never)
+        found = logits.best(count, rows=self.rows, temperature=temperature)
         tokens: list[int | None]
         if kind.draw is None:
             tokens = found.ids[:, 0].tolist()
         else:
-            among_all = kind.draw.temperature is not None
-            picked = logits.draw(found, kind.draw.likeliest, self.chances, among_all=among_all)
-            tokens = [token if token >= 0 else None for token in picked]
+            open_ended = kind.draw.temperature is not None
+            tokens = [*logits.draw(found, kind.draw.likeliest, self.chances, rows=self.rows, among_all=open_ended)]
         faults = found.faults.tolist()
-        if kind.ruled or any(faults):  # what came of faults is not defined
-            tokens = [None if kind.ruled or fault else token for token, fault in zip(tokens, faults, strict=True)]
-        return map(Likeliest, repeat(found), count_from(0), tokens)
+        if any(faults):  # what came of them is not defined
+            tokens = [None if fault else token for token, fault in zip(tokens, faults, strict=True)]
+        kept = repeat(None) if self.kept is None else (self.kept.rows(i, i + 1) for i in range(len(self.rows)))
+        return map(Likeliest, repeat(found), count_from(0), tokens, kept)
 
 
 def chances(params: SamplingParams, seed: int, position: int) -> tuple[float, float, float, float]:
@@ -169,49 +189,30 @@ def choose(
     *,
     seed: int,
     position: int,
-    rules: LogitRules | None = None,
-    never: tuple[int, ...] = (),
+    rules: RowRules | None = None,
     known: Likeliest | None = None,
     also: Sequence[int] = (),
 ) -> Choice:
     """The token at `position`, from one row of logits. params must have its defaults filled in.
 
-    rules: what the request changes about its logits. never: where there are none, ids that may not come. known: what
-    `Asked` found, where it was asked.
+    rules: what changes the row, where it lies. known: what `Asked` found, where it was asked: the row is changed then.
     also: tokens whose log-probabilities are given too.
     `NumericsError` when a logit is not finite.
     """
-    kind = Kind.of(params, logits.vocabulary, ruled=rules is not None, never=never)
-    known = known or _ask(logits, kind, params, seed, position)
-    token = known.token
+    if known is None:
+        kind = Kind.of(params, logits.vocabulary, ruled=rules is not None)
+        asked = Asked().add(0, range(1), kind, params, seed=seed, position=position, rules=rules)
+        (known,) = asked.answers(logits)[0]
     if known.found.faults[known.row]:
         check_finite(logits, known.best, position)
-    left = logits
-    if rules is not None:
-        row = logits.values[0].cpu().numpy().copy()
-        rules.apply(row)
-        left = logits.changed(torch.from_numpy(row)[None])
-        changed = _ask(left, Kind.of(params, left.vocabulary, ruled=False), params, seed, position)
-        check_finite(left, changed.best, position)
-        token = changed.token
-    count = FIRST
-    while token is None:
-        count *= FURTHER
-        more = left.best(count, temperature=params.temperature, without=kind.never)
-        decides = array("d", chances(params, seed, position))
-        (drawn,) = left.draw(more, count, decides, among_all=count < left.vocabulary)
-        token = drawn if drawn >= 0 else None
+    token = known.token
+    assert token is not None, "a row without faults decides a token"
     if params.logprobs is None:
         return Choice(token, None)
-    if kind.needs.temperature == 1.0 and not kind.never:
-        best = known.best
-    else:
-        best = logits.best(max(1, params.logprobs), temperature=1.0)
-    return Choice(token, logprobs(logits, best, (token, *also), params.logprobs))
-
-
-def _ask(logits: Logits, kind: Kind, params: SamplingParams, seed: int, position: int) -> Likeliest:
-    return Asked().add(0, range(1), kind, params, seed=seed, position=position).answers(logits)[0][0]
+    model, best = logits if known.kept is None else known.kept, known.best
+    if known.kept is not None or Kind.of(params, logits.vocabulary).needs.temperature != 1.0:
+        best = model.best(max(1, params.logprobs), temperature=1.0)
+    return Choice(token, logprobs(model, best, (token, *also), params.logprobs))
 
 
 def prompt_logprobs(

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from hadron.errors import RequestError
 from hadron.sampling_params import StructuredOutputsParams
@@ -61,10 +61,9 @@ class Grammars:
         after = self.open_thought(prompt)
         if after is None:
             return Matcher(inner, wanted, self._vocabulary)
-        outside = np.ones(self._vocabulary, np.bool_)
         calls = (self._markup.ids.get(mark) for mark in (Mark.CALL, Mark.CALL_END))
-        outside[[token for token in (*self._eos, *calls) if token is not None and token < self._vocabulary]] = False
-        return Matcher(inner, wanted, self._vocabulary, after, outside)
+        barred = [token for token in (*self._eos, *calls) if token is not None and token < self._vocabulary]
+        return Matcher(inner, wanted, self._vocabulary, after, all_but(barred, self._vocabulary))
 
     def open_thought(self, prompt: Sequence[int]) -> int | None:
         """The id that ends the thought which a prompt leaves open; None where it leaves none."""
@@ -81,8 +80,8 @@ class Grammars:
 
 
 class Matcher:
-    """Where one text stands in its grammar. after: the id that must come before the grammar begins, outside: bool
-    [vocabulary], what may come until then, which is all but what would end the text or begin a call."""
+    """Where one text stands in its grammar. after: the id that must come before the grammar begins, outside: as
+    `allowed`, what may come until then, which is all but what would end the text or begin a call."""
 
     def __init__(
         self,
@@ -90,30 +89,27 @@ class Matcher:
         wanted: StructuredOutputsParams,
         vocabulary: int,
         after: int | None = None,
-        outside: NDArray[np.bool_] | None = None,
+        outside: torch.Tensor | None = None,
     ) -> None:
         self._inner = inner
         self._wanted = wanted
-        self._vocabulary = vocabulary
         self._after = after
         self._outside = outside
-        self._bits = np.zeros((1, -(-vocabulary // 32)), np.int32)
+        self._words = torch.zeros(-(-vocabulary // 32), dtype=torch.int32, device="cpu")
 
     @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing can follow."""
         return self._after is None and self._inner.is_stopped()
 
-    def allowed(self) -> NDArray[np.bool_] | None:
-        """bool [vocabulary], which tokens may come next; None where all may. `RequestError` where it gave up."""
+    def allowed(self) -> torch.Tensor | None:
+        """Which tokens may come next, as `RowRules.allowed`, until the next call; None where all may. `RequestError`
+        where it gave up."""
         if self._after is not None:
             return self._outside
-        from llguidance.numpy import fill_next_token_bitmask
-
-        fill_next_token_bitmask(self._inner, self._bits)
+        self._inner.unsafe_compute_mask_ptr(self._words.data_ptr(), self._words.nbytes)
         self._check()
-        bits = np.unpackbits(self._bits.view(np.uint8).reshape(-1), bitorder="little")
-        return bits[: self._vocabulary].astype(np.bool_)
+        return self._words
 
     def accept(self, token: int) -> None:
         """Go on by a token that was allowed."""
@@ -127,6 +123,14 @@ class Matcher:
     def _check(self) -> None:
         if self._inner.is_error():
             raise _refused(self._wanted, self._inner.get_error())
+
+
+def all_but(barred: Collection[int], vocabulary: int) -> torch.Tensor:
+    """All tokens but some, as `RowRules.allowed`."""
+    words = np.full(-(-vocabulary // 32), 0xFFFFFFFF, np.uint32)
+    for token in set(barred):
+        words[token // 32] ^= np.uint32(1 << token % 32)
+    return torch.from_numpy(words.view(np.int32))
 
 
 def spaced(schema: Any) -> Any:

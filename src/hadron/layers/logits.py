@@ -10,6 +10,7 @@ import torch
 
 from hadron.errors import NumericsError
 from hadron.kernels.provider import Provider
+from hadron.kernels.rules import RowRules
 
 
 class Best(NamedTuple):
@@ -31,9 +32,10 @@ class Best(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """The functions of `lm_head` that answer them."""
+    """The functions of `lm_head` that answer them, and the one that changes rows."""
 
     best: Callable[..., Any]
+    rule: Callable[..., Any]
     draw: Callable[..., Any]
     ranks: Callable[..., Any]
 
@@ -76,9 +78,13 @@ class Logits:
         """Some of the rows, not copied."""
         return Logits(self._held, self._questions, range(self._first + first, self._first + end))
 
-    def changed(self, values: torch.Tensor) -> Logits:
-        """Other rows in place of these."""
-        return Logits(values.to(self._held.device), self._questions)
+    def copy(self, rows: Sequence[int]) -> Logits:
+        """A copy of some of the rows, by their numbers."""
+        return Logits(self._held[self._numbers(rows)], self._questions)
+
+    def rule(self, rows: Sequence[int], rules: Sequence[RowRules]) -> None:
+        """Change rows, by their numbers, each by its own rules: nobody sees what they were before."""
+        self._questions.rule(self._held, self._numbers(rows), rules)
 
     def best(
         self,
@@ -86,34 +92,40 @@ class Logits:
         *,
         rows: Sequence[int] | None = None,
         temperature: float | None = None,
-        without: Sequence[int] = (),
     ) -> Best:
         """The `count` likeliest tokens of each row; all of a smaller vocabulary.
 
-        rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`. without: ids
-        that count as the least likely there can be, but for `Best.faults`.
+        rows: numbers of those that are asked about, instead of all. temperature: that of `Best.log_sum`.
         """
-        asked = range(self._first, self._end) if rows is None else [self._first + row for row in rows]
-        found = self._questions.best(self._held, count, rows=asked, temperature=temperature, without=without)
+        asked = range(self._first, self._end) if rows is None else self._numbers(rows)
+        found = self._questions.best(self._held, count, rows=asked, temperature=temperature)
         return Best(*[part.cpu() for part in found])
 
-    def draw(self, found: Best, count: int, chances: array[float], *, among_all: bool) -> list[int]:
-        """A token of each row that was asked about by chance, -1 where `found` is not enough for that.
+    def draw(
+        self, found: Best, count: int, chances: array[float], *, rows: Sequence[int], among_all: bool
+    ) -> list[int]:
+        """A token of each row that was asked about by chance.
 
-        count: of the likeliest tokens that are drawn from. chances: temperature, top_p, min_p and the number that
-        decides, of one row after another. among_all: whether further tokens may come (`found` has their `log_sum`).
+        found: of `best`. count: of the likeliest tokens that are drawn from. chances: temperature, top_p, min_p and the
+        number that decides, of one row after another. rows: their numbers. among_all: whether tokens behind the
+        likeliest may come (`found` has their `log_sum`).
         """
         ids, values = found.ids, found.logits
         if ids.shape[1] > count:
             ids, values = ids[:, :count], values[:, :count]
-        numbers = torch.frombuffer(chances, dtype=torch.float64).view(-1, 4)
-        tokens: list[int] = self._questions.draw(ids, values, numbers, found.log_sum if among_all else None).tolist()
-        return tokens
+        decide = torch.frombuffer(chances, dtype=torch.float64).view(-1, 4)
+        log_sum = found.log_sum if among_all else None
+        drawn: torch.Tensor = self._questions.draw(self._held, self._numbers(rows), (ids, values), decide, log_sum)
+        return drawn.tolist()
 
     def ranks(self, ids: torch.Tensor) -> torch.Tensor:
         """Where ids int64 [n, m] stand among all tokens of their row, 1 the likeliest: int64 [n, m]."""
         found: torch.Tensor = self._questions.ranks(self.values, ids.to(self.values.device))
         return found.cpu()
+
+    def _numbers(self, rows: Sequence[int]) -> Sequence[int]:
+        """Of some of these rows, among those that are held."""
+        return [self._first + row for row in rows] if self._first else rows
 
     def checked(self) -> torch.Tensor:
         """`values`; `NumericsError` where one is not finite."""

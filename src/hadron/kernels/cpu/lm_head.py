@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ import torch
 from hadron.kernels.cpu.linear import Product
 from hadron.kernels.cpu.native import extension
 from hadron.kernels.cpu.native import level as current_level
+from hadron.kernels.rules import RowRules
 from hadron.kernels.stored import stored_weight
 from hadron.quantization.dtypes import PLAIN
 from hadron.quantization.scheme import PLAIN_STORAGE, parse_scheme
 
+_RULES = Struct("=3d10q")
 _SCHEMES = {torch.float32: PLAIN["F32"], torch.float16: PLAIN["F16"], torch.bfloat16: PLAIN["BF16"]}
 
 
@@ -35,14 +38,12 @@ def best(
     *,
     rows: Sequence[int] | None = None,
     temperature: float | None = None,
-    without: Sequence[int] = (),
     threads: int = 1,
     level: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """ids int64 and logits float32 [n, count] of the largest, log-sum float64 [n], faults int64 [n]; see the
-    definition. Rows are read where they lie; the logits of `without` stand aside meanwhile."""
+    definition. Rows are read where they lie."""
     held, size = logits.shape
-    hidden = array("q", without)
     count = min(count, size)
     numbers = None if rows is None else array("q", rows)
     n = held if numbers is None else len(numbers)
@@ -54,21 +55,59 @@ def best(
     extension().best_logits(
         level or current_level(), _address(logits), held, numbers.buffer_info()[0] if numbers else 0, n, size, count,
         ids.data_ptr(), values.data_ptr(), temperature or 1.0, 0 if temperature is None else totals.data_ptr(),
-        faults.data_ptr(), hidden.buffer_info()[0], len(hidden), threads,
+        faults.data_ptr(), threads,
     )  # fmt: skip
     return ids, values, totals, faults
 
 
+def rule(logits: torch.Tensor, rows: Sequence[int], rules: Sequence[RowRules], *, threads: int = 1) -> None:
+    """Change rows by their rules, where they lie; see the definition."""
+    held, size = logits.shape
+    numbers = array("q", rows)
+    last, packed, parts = None, b"", []
+    for own in rules:
+        if own is not last:  # neighbours are often one object
+            last, packed = own, _packed(own, size)
+        parts.append(packed)
+    extension().rule_logits(
+        _address(logits), held, numbers.buffer_info()[0], len(numbers), size, b"".join(parts), threads
+    )  # fmt: skip
+
+
+def _packed(rules: RowRules, size: int) -> bytes:
+    """As the extension reads them. size: of a row."""
+    seen, seen_count = rules.seen.buffer_info()
+    biased, biased_count = rules.biased.buffer_info()
+    banned, banned_count = rules.banned.buffer_info()
+    allowed = rules.allowed
+    if allowed is not None:
+        assert allowed.dtype is torch.int32 and allowed.is_contiguous() and 32 * len(allowed) >= size
+    return _RULES.pack(
+        rules.repetition, rules.frequency, rules.presence, seen, rules.counts.buffer_info()[0], seen_count,
+        biased, rules.bias.buffer_info()[0], biased_count, banned, banned_count,
+        0 if allowed is None else allowed.data_ptr(), -1 if rules.only is None else rules.only,
+    )  # fmt: skip
+
+
 def draw(
-    ids: torch.Tensor, values: torch.Tensor, chances: torch.Tensor, log_sum: torch.Tensor | None = None
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    likeliest: tuple[torch.Tensor, torch.Tensor],
+    chances: torch.Tensor,
+    log_sum: torch.Tensor | None = None,
+    *,
+    threads: int = 1,
+    level: Any = None,
 ) -> torch.Tensor:
-    """A token of each row by chance, -1 where it may be one that is not given: int64 [n]; see the definition."""
-    rows, count = ids.shape
-    ids, values = ids.contiguous(), values.contiguous()
-    tokens = torch.empty(rows, dtype=torch.int64)
+    """A token of each row by chance: int64 [n]; see the definition."""
+    held, size = logits.shape
+    ids, values = (part.contiguous() for part in likeliest)
+    numbers = array("q", rows)
+    tokens = torch.empty(len(numbers), dtype=torch.int64)
     extension().draw_logits(
-        ids.data_ptr(), values.data_ptr(), rows, count, chances.data_ptr(),
-        0 if log_sum is None else log_sum.data_ptr(), tokens.data_ptr(),
+        level or current_level(), _address(logits), held, numbers.buffer_info()[0], len(numbers), size,
+        ids.data_ptr(), values.data_ptr(), ids.shape[1], chances.data_ptr(),
+        0 if log_sum is None else log_sum.data_ptr(), tokens.data_ptr(), threads,
     )  # fmt: skip
     return tokens
 

@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hadron.kernels.rules import RowRules
+
 ROWS = 8192
 """Rows of the table that are widened to float32 at a time."""
+FURTHER = 16
+"""Times as many tokens as before are looked at where a draw needs more."""
 
 
 def bind(table: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -30,38 +34,90 @@ def best(
     *,
     rows: Sequence[int] | None = None,
     temperature: float | None = None,
-    without: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The `count` largest of each row of float32 [n, vocabulary], best first, the lowest id first on a tie.
 
-    rows: numbers of the rows that are asked about, instead of all. without: ids whose logits count as the lowest finite
-    number. -> ids int64 and logits float32 [n, count] (all
+    rows: numbers of the rows that are asked about, instead of all. -> ids int64 and logits float32 [n, count] (all
     of a smaller vocabulary), the log-sum-exp of the whole row's distances from its largest, divided by the temperature,
     float64 [n] (of no row without one), and int64 [n]: how many of its logits are not finite. Where some are not, only
-    that number is defined; those of `without` are among them.
+    that number is defined.
     """
     if rows is not None:
         logits = logits[list(rows)]
     faults = (~torch.isfinite(logits)).sum(dim=-1)
-    if len(without):
-        logits = logits.clone()
-        logits[:, list(without)] = torch.finfo(torch.float32).min
     values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
     summed = logits[:0] if temperature is None else logits
     totals = torch.logsumexp((summed.double() - summed.amax(-1, keepdim=True)) / (temperature or 1.0), dim=-1)
     return ids[:, :count], values[:, :count], totals, faults
 
 
-def draw(
-    ids: torch.Tensor, values: torch.Tensor, chances: torch.Tensor, log_sum: torch.Tensor | None = None
-) -> torch.Tensor:
-    """A token of each row by chance, -1 where it may be one that is not given: int64 [n].
+def rule(logits: torch.Tensor, rows: Sequence[int], rules: Sequence[RowRules]) -> None:
+    """Change rows of float32 [n, vocabulary] by their rules, where they lie. rows: their numbers, each once.
 
-    ids int64, values float32 [n, m]: the likeliest tokens of each row and their logits, as of `best`. chances float64
-    [n, 4]: temperature, top_p, min_p, and the number in [0, 1) that picks among the tokens in their order. log_sum
-    float64 [n], of whole rows at their own temperature (`best`), where there are others that may come. Of a row that is
-    not finite, any.
+    What may not come gets the lowest finite number, which no draw and no maximum takes while anything else is left. A
+    logit that is not finite stays as it is: no rule hides a fault of the model.
     """
+    with torch.inference_mode():  # rows that a model computed are inference tensors
+        for number, own in zip(rows, rules, strict=True):
+            row = logits[number]
+            row.copy_(torch.where(row.isfinite(), _ruled(row, own), row))
+
+
+def _ruled(row: torch.Tensor, rules: RowRules) -> torch.Tensor:
+    changed = row.clone()
+    seen, counts = _on(row, rules.seen, torch.int64), _on(row, rules.counts, torch.float64)
+    values = row[seen].double()
+    values = torch.where(values > 0, values / rules.repetition, values * rules.repetition)
+    fines = torch.where(counts > 0, counts * rules.frequency + rules.presence, 0.0)
+    changed[seen] = (values - fines).float()
+    biased = _on(row, rules.biased, torch.int64)
+    changed[biased] += _on(row, rules.bias, torch.float32)
+    banned = torch.zeros_like(row, dtype=torch.bool)
+    banned[_on(row, rules.banned, torch.int64)] = True
+    if rules.only is not None:
+        banned[:] = True
+        banned[rules.only] = False
+    elif rules.allowed is not None:
+        words = rules.allowed.to(row.device)[:, None]
+        allowed = (words >> torch.arange(32, device=row.device) & 1).flatten()[: len(row)].bool()
+        left = allowed & ~banned
+        banned = ~(left if bool(left.any()) else allowed)
+    return changed.masked_fill(banned, torch.finfo(torch.float32).min)
+
+
+def _on(row: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=row.device)
+
+
+def draw(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    likeliest: tuple[torch.Tensor, torch.Tensor],
+    chances: torch.Tensor,
+    log_sum: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A token of some rows of float32 [., vocabulary] by chance: int64 [n].
+
+    A row's tokens stand in the order of their likelihood, on a tie by id, and a number in [0, 1) picks among those that
+    top_p and min_p leave. rows: numbers of the rows. likeliest: ids int64, values float32 [n, m], of `best`, which are
+    nearly always enough. chances float64 [n, 4]: temperature, top_p, min_p, and the number, of each row. log_sum
+    float64 [n], of whole rows at their own temperature (`best`), where tokens behind the likeliest may come. Of a row
+    that is not finite, any.
+    """
+    ids, values = (part.to(chances.device) for part in likeliest)
+    tokens, count = _among(ids, values, chances, log_sum), ids.shape[1]
+    while log_sum is not None and len(left := (tokens < 0).nonzero().flatten()):
+        count *= FURTHER
+        ids, values, _, _ = best(logits, count, rows=[rows[i] for i in left.tolist()])
+        total = log_sum[left] if count < logits.shape[1] else None
+        tokens[left] = _among(ids.to(chances.device), values.to(chances.device), chances[left], total)
+    return tokens
+
+
+def _among(
+    ids: torch.Tensor, values: torch.Tensor, chances: torch.Tensor, log_sum: torch.Tensor | None
+) -> torch.Tensor:
+    """As `draw`, -1 where the token may be one behind these."""
     temperature, top_p, min_p, number = chances.T[:, :, None]
     scaled = values.double()
     weights = ((scaled - scaled[:, :1]) / temperature).exp()
