@@ -3,10 +3,10 @@
 A mock model stands in: it builds the metadata of attention as a real one does and gives the same logits every
 time. Answers in conversations, with a tokenizer and with tokens that may not come, decode behind a context, greedily,
 drawing, with penalties or by a grammar, nearly all of the chance with tokens that have a text. The time of a step is
-the engine's own. That of the kernels is given apart: they change logits by a request's rules, search them for the
-likeliest tokens and draw among those; so is that of llguidance, which says what a grammar lets come. A shared machine
-gives its processors more or less of their clock by the minute: a loop in Python is timed beside every step, and what a
-step takes where that loop runs as fast as it did in the run's best moments is given too. Run it by hand:
+the engine's own. That of the kernels is given apart: they write logits, change them by a request's rules, search them
+for the likeliest tokens and draw among those; so is that of llguidance, which says what a grammar lets come. A shared
+machine gives its processors more or less of their clock by the minute: a loop in Python is timed beside every step, and
+what a step takes where that loop runs as fast as it did in the run's best moments is given too. Run it by hand:
 
     python benchmarks/engine_overhead.py
 """
@@ -74,12 +74,10 @@ class MockModel:
         return torch.zeros(batch.tokens, 8)
 
     def head(self, hidden: torch.Tensor) -> Logits:
-        """The same row for each; one that rules changed stays so until `restore`."""
-        return Logits(self._rows[: hidden.shape[0]], self._questions)
-
-    def restore(self, rows: int) -> None:
-        """Undo what rules changed in the first rows."""
-        self._rows[:rows].copy_(self._row)
+        """The same row for each, written anew as a product would."""
+        rows = self._rows[: hidden.shape[0]]
+        self.timed(rows.copy_)(self._row)
+        return Logits(rows, self._questions)
 
     def timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The same, whose time is that of the kernels."""
@@ -117,17 +115,15 @@ def measure(
     params = SamplingParams(seed=1, max_tokens=None, ignore_eos=True, **sampling).with_defaults({})
     for i in range(requests):
         engine.add(str(i), tuple((i * 31 + j) % vocabulary for j in range(context)), params, answer=True)
-    for *_, rules in engine._chooser._kinds.values():
+    for _, _, rules in engine._chooser._wishes.values():
         if rules is not None and (matcher := rules.matcher) is not None:
             matcher.allowed, matcher.accept = model.timed(matcher.allowed), model.timed(matcher.accept)
     while len(engine.step()) < requests:  # prompts
-        model.restore(requests)
+        pass
     for _ in range(8):
-        model.restore(requests)
         engine.step()
     own, kernel, paces = [], [], []
     for _ in range(steps):
-        model.restore(requests)
         before = pace()
         model.kernel_ms, began = 0.0, time.perf_counter()
         events = engine.step()

@@ -60,8 +60,7 @@ void best_of_row(const float* row, int64_t size, const float* peaks, int64_t n, 
         least = order[count - 1];
     }
     list.clear();
-    int64_t ties =
-        0;  // as large as `least`: once there are enough, those of later groups have too high an id
+    int64_t ties = 0;  // at `least`: behind enough of them no group has one whose id is low enough
     for (int64_t first = 0; first < n; first += kPeakColumns) {
         const int64_t group = first / kPeakColumns * kPeakGroup, end = std::min(group + kPeakGroup, size);
         const bool enough = ties >= count;
@@ -204,7 +203,7 @@ void ranks_of(const float* logits, int64_t rows, int64_t size, const int64_t* id
     }
 }
 
-// numbers: of rows; null: the first ones.
+// numbers: of rows; null: the first ones, as `best` has them.
 void check_rows(const int64_t* numbers, int64_t rows, int64_t held) {
     for (int64_t i = 0; numbers != nullptr && i < rows; ++i) {
         if (numbers[i] < 0 || numbers[i] >= held) throw std::out_of_range("a row of logits is out of range");
@@ -221,9 +220,7 @@ void bind_lm_head(nb::module_& m) {
             throw std::invalid_argument("so many of so many logits cannot be chosen");
         if (!(temperature > 0)) throw std::invalid_argument("a temperature is above 0");
         const auto* asked = at<const int64_t>(numbers);
-        for (int64_t i = 0; asked != nullptr && i < rows; ++i) {
-            if (asked[i] < 0 || asked[i] >= held) throw std::out_of_range("a row of logits is out of range");
-        }
+        check_rows(asked, rows, held);
         nb::gil_scoped_release release;
         best(small_ops(*l.kernels), at<const float>(logits), asked, rows, size, count, at<int64_t>(ids),
              at<float>(values), temperature, at<double>(sums), at<int64_t>(faults), threads);
@@ -241,7 +238,8 @@ void bind_lm_head(nb::module_& m) {
                             int64_t rows, int64_t size, uintptr_t ids, uintptr_t values, int64_t count,
                             uintptr_t chances, uintptr_t sums, uintptr_t tokens, int threads) {
         const auto* asked = at<const Chance>(chances);
-        if (count < 1) throw std::invalid_argument("a token is drawn among one at least");
+        if (size > INT32_MAX || count < 1 || count > size)
+            throw std::invalid_argument("a token is drawn among one at least, of so many");
         for (int64_t r = 0; r < rows; ++r) {
             if (!(asked[r].temperature > 0)) throw std::invalid_argument("a temperature is above 0");
         }

@@ -26,7 +26,7 @@ constexpr int kWordIds = 32;  // ids of a word of `allowed`
 
 // As `kernels/cpu/lm_head.py` packs them; addresses of int64 ids, float32 counts and biases, uint32 words.
 struct RowRules {
-    double repetition, frequency, presence;
+    float repetition, frequency, presence, unused;
     int64_t seen, counts, seen_count;
     int64_t biased, bias, biased_count;
     int64_t banned, banned_count;
@@ -56,12 +56,13 @@ void ban(float& logit) {
 void penalize(float* row, const RowRules& rules) {
     const auto* ids = from<const int64_t>(rules.seen);
     const auto* counts = from<const float>(rules.counts);
+    const double repetition = rules.repetition, frequency = rules.frequency, presence = rules.presence;
     for (int64_t i = 0; i < rules.seen_count; ++i) {
         float& logit = row[ids[i]];
         if (!std::isfinite(logit)) continue;
-        const double value = logit > 0 ? logit / rules.repetition : logit * rules.repetition;
-        const double fine = counts[i] > 0 ? counts[i] * rules.frequency + rules.presence : 0.0;
-        logit = static_cast<float>(value - fine);
+        const double own = logit, count = counts[i];
+        const double value = logit > 0 ? own / repetition : own * repetition;
+        logit = static_cast<float>(value - (count > 0 ? count * frequency + presence : 0.0));
     }
 }
 
@@ -71,27 +72,26 @@ void only_one(float* row, int64_t size, int64_t id) {
     row[id] = kept;
 }
 
-// words: which ids may come. Those that are banned besides may not, unless nothing were left.
-void mask(float* row, int64_t size, const uint32_t* words, const int64_t* banned, int64_t banned_count) {
-    const int64_t count = (size + kWordIds - 1) / kWordIds;
-    std::vector<uint32_t> left(words, words + count);
-    for (int64_t i = 0; i < banned_count; ++i) left[banned[i] / kWordIds] &= ~(1u << banned[i] % kWordIds);
-    if (size % kWordIds != 0) left[count - 1] &= (1u << size % kWordIds) - 1;
-    uint32_t any = 0;
-    for (const uint32_t word : left) any |= word;
-    const uint32_t* may = any != 0 ? left.data() : words;
-    for (int64_t w = 0; w < count; ++w) {
-        if (may[w] == ~0u) continue;
-        float* group = row + w * kWordIds;
-        const int64_t ids = std::min<int64_t>(kWordIds, size - w * kWordIds);
-        if (may[w] == 0) {
-            for (int64_t i = 0; i < ids; ++i) ban(group[i]);
+// allowed: which ids may come. Those that are banned besides may not, unless nothing were left.
+void mask(float* row, int64_t size, const uint32_t* allowed, const int64_t* banned, int64_t banned_count) {
+    int64_t left = 0;
+    for (int64_t first = 0; first < size; first += kWordIds, ++allowed) {
+        const int64_t ids = std::min<int64_t>(kWordIds, size - first);
+        const uint32_t word = ids < kWordIds ? *allowed & ((1u << ids) - 1) : *allowed;
+        left += std::popcount(word);
+        if (word == ~0u) continue;
+        if (word == 0) {  // as nearly all words of a grammar are: a loop that vectorizes
+            for (int64_t i = 0; i < ids; ++i) ban(row[first + i]);
             continue;
         }
         for (int64_t i = 0; i < ids; ++i) {
-            if ((may[w] >> i & 1) == 0) ban(group[i]);
+            if ((word >> i & 1) == 0) ban(row[first + i]);
         }
     }
+    allowed -= (size + kWordIds - 1) / kWordIds;
+    for (int64_t i = 0; i < banned_count; ++i)
+        left -= allowed[banned[i] / kWordIds] >> banned[i] % kWordIds & 1;
+    for (int64_t i = 0; left > 0 && i < banned_count; ++i) ban(row[banned[i]]);
 }
 
 void apply(float* row, int64_t size, const RowRules& rules) {

@@ -9,6 +9,4 @@ from hadron.engine.structured import Matcher
 
 def allowed(matcher: Matcher) -> np.ndarray:
     """bool [ids]: which may come; of a vocabulary in whole words of 32."""
-    words = matcher.allowed()
-    assert words is not None
-    return np.unpackbits(words.numpy().view(np.uint8), bitorder="little").astype(bool)
+    return np.unpackbits(matcher.allowed().numpy().view(np.uint8), bitorder="little").astype(bool)

@@ -341,6 +341,31 @@ def test_answers_hold_nothing_that_only_prompts_hold() -> None:
     assert raw.output_token_ids == [next_token(PROMPT)] != answer.output_token_ids
 
 
+def test_requests_of_different_wishes_are_decided_by_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes: list[dict[str, Any]] = [
+        {}, {"logit_bias": {3: 1.5}}, {"logit_bias": {4: -1.0}}, {"presence_penalty": 0.5}, {"min_tokens": 9},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.1},
+    ]  # fmt: skip
+    e, _ = engine(chunk_size=100, prompt_only={7}, max_num_seqs=7, num_pages=70)
+    calls: list[tuple[str, int]] = []
+    for name in ("rule", "best"):
+        asked = getattr(Logits, name)
+
+        def counted(logits: Logits, first: Any, *rest: Any, asked: Any = asked, name: str = name, **more: Any) -> Any:
+            calls.append((name, len(more["rows"] if name == "best" else first)))
+            return asked(logits, first, *rest, **more)
+
+        monkeypatch.setattr(Logits, name, counted)
+    for i, wish in enumerate([*wishes, {}]):
+        params = SamplingParams(temperature=0, max_tokens=9, **wish).with_defaults({})
+        e.add(str(i), tuple(PROMPT), params, answer=i == len(wishes))
+    for _ in range(3):
+        e.step()
+    calls.clear()
+    assert len(e.step()) == 7
+    assert calls == [("rule", 6), ("best", 7)]
+
+
 def test_imposed_choices_are_not_found_by_others() -> None:
     e, model = engine(chunk_size=100, has_state=False)
     e.logits(tuple(PROMPT), Selections())

@@ -106,12 +106,16 @@ def test_draws_among_many_are_those_of_the_definition(asked: dict[str, Any], sha
     check_draws(row, filled(**({"temperature": 1.0} | asked)), range(40), Provider({"lm_head": kernels}))
 
 
+@EITHER
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(2, 12), st.sampled_from([3, 30, 300]), st.booleans())
-def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int, vocabulary: int, ruled: bool) -> None:
+def test_requests_drawn_together_get_what_each_gets_alone(
+    kernels: str, seed: int, count: int, vocabulary: int, ruled: bool
+) -> None:
     random = np.random.default_rng(seed)
     rows = random.normal(scale=3, size=(2 * count, vocabulary)).astype(np.float32)
-    logits = Logits.of(torch.from_numpy(rows), Provider())
+    provider = Provider({"lm_head": kernels})
+    logits = Logits.of(torch.from_numpy(rows.copy()), provider)
     asked, given = sampler.Asked(), []
     for i in range(count):
         params = filled(
@@ -119,21 +123,20 @@ def test_requests_drawn_together_get_what_each_gets_alone(seed: int, count: int,
             top_p=float(random.choice([1, 0.9])), min_p=float(random.choice([0, 0.1])),
         )  # fmt: skip
         rules = RowRules(biased=array("q", [i % vocabulary]), bias=array("f", [9.0])) if ruled and i % 3 == 1 else None
-        kind = sampler.Kind.of(params, vocabulary, rules=rules)
+        kind = sampler.Kind.of(params, vocabulary, ruled=rules is not None)
         seed, position = int(random.integers(1 << 62)), int(random.integers(1000))
         own = range(2 * i, 2 * i + 1 + i % 2)
-        asked.add(i, own, kind, params, seed=seed, position=position)
+        asked.add(i, own, kind, params, seed=seed, position=position, rules=rules)
         given.append((own, params, seed, position, rules))
-    rows = rows.copy()  # those that rules change are changed in place
     answers = asked.answers(logits)
     assert sorted(answers) == list(range(count))
     for i, (own, params, seed, position, rules) in enumerate(given):
         for turn, (row, known) in enumerate(zip(own, answers[i], strict=True)):
-            alone = sampler.choose(held(rows[row].copy()), params, seed=seed, position=position + turn, rules=rules)
+            single = Logits.of(torch.from_numpy(rows[row : row + 1].copy()), provider)
+            alone = sampler.choose(single, params, seed=seed, position=position + turn, rules=rules)
             shared = logits.rows(row, row + 1)
             assert sampler.choose(shared, params, known=known, seed=seed, position=position + turn) == alone
-            few = not params.temperature or params.top_k > 0 or vocabulary <= draw.FIRST
-            assert known.token is not None or not few
+            assert known.token == alone.token
 
 
 @EITHER
@@ -158,12 +161,9 @@ def test_rules_change_what_is_drawn_and_leave_log_probabilities_alone(
     provider = Provider({"lm_head": kernels})
     for position in range(60):
         logits, many = Logits.of(torch.from_numpy(rows.copy()), provider), sampler.Asked()
+        kind = sampler.Kind.of(params, 700, ruled=True)
         for row in range(4):
-            if row % 2:
-                alike, own = sampler.Kind.of(params, 700, rules=rules), None
-            else:
-                alike, own = sampler.Kind.of(params, 700, ruled=True), rules
-            many.add(row, range(row, row + 1), alike, params, seed=9, position=position, rules=own)
+            many.add(row, range(row, row + 1), kind, params, seed=9, position=position, rules=rules)
         for row, (known,) in many.answers(logits).items():
             together = sampler.choose(logits.rows(row, row + 1), params, seed=9, position=position, known=known)
             own = Logits.of(torch.from_numpy(rows[row : row + 1].copy()), provider)

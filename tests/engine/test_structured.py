@@ -136,9 +136,10 @@ def test_it_is_the_same_beside_others_and_after_preemption(llm: LLM) -> None:
     assert texts(tight, {"json": SCHEMA}, 4, max_tokens=100) == alone
 
 
+@pytest.mark.parametrize("asked", ["allowed", "accept"])
 @pytest.mark.parametrize("beside", [0, 2])
 def test_a_grammar_that_gives_up_fails_its_own_request_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, beside: int
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, beside: int, asked: str
 ) -> None:
     """llguidance bounds what a step of a grammar may cost."""
     engine, prompt = llm._engine, tuple(TOKENIZER.encode("The river"))
@@ -146,14 +147,14 @@ def test_a_grammar_that_gives_up_fails_its_own_request_alone(
     plain = SamplingParams(temperature=0, max_tokens=8).with_defaults({})
     (expected,) = llm.generate(["The river"], plain)
 
-    def mask(self: Matcher) -> None:
+    def give_up(*given: Any) -> None:
         raise RequestError("a grammar cannot be used", where="regex", found="x", accepted="y", hint="z")
 
     broken = engine.add("broken", prompt, params)
     others = [engine.add(str(i), prompt, plain) for i in range(beside)]
     engine.step()
     engine.step()
-    monkeypatch.setattr(Matcher, "allowed", mask)
+    monkeypatch.setattr(Matcher, asked, give_up)
     while engine.has_requests:
         engine.step()
     assert broken.finish_reason == "error"

@@ -48,7 +48,7 @@ def test_afterwards_everything_is_free_and_the_bits_are_the_same(name: str, stor
     assert manager.blocks.free_blocks == 10
     assert manager.free_slots == 5 + manager.prefixes.limit - len(manager.prefixes)
     assert fixed(llm) == expected
-    assert not engine._chooser._kinds
+    assert not engine._chooser._wishes
     if stored:
         sizes = [path.stat().st_size for path in tmp_path.glob("*/*.*") if path.suffix in (".page", ".state")]
         assert 0 < sum(sizes) <= 1 << 20

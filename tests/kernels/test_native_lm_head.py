@@ -86,7 +86,7 @@ def row_rules(draw: st.DrawFn, size: int) -> RowRules:
     words = draw(st.none() | st.lists(st.sampled_from([0, -1, 1, -(2**31), 0x2A]), min_size=-(-size // 32), max_size=3))
     return RowRules(
         seen=array("q", seen), counts=array("f", [draw(st.integers(0, 3)) for _ in seen]),
-        repetition=draw(st.sampled_from([1.0, 0.5, 1.3])), frequency=draw(st.sampled_from([0.0, 0.7, -2.0])),
+        repetition=draw(st.sampled_from([1.0, 0.01, 1.3])), frequency=draw(st.sampled_from([0.0, 0.7, -2.0])),
         presence=draw(st.sampled_from([0.0, 1.1])),
         biased=array("q", biased), bias=array("f", [draw(st.floats(-9, 9, width=32)) for _ in biased]),
         banned=array("q", draw(ids)), allowed=None if words is None else torch.tensor(words, dtype=torch.int32),
@@ -95,15 +95,16 @@ def row_rules(draw: st.DrawFn, size: int) -> RowRules:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.data(), st.sampled_from([1, 5, 31, 32, 33, 64, 95]), st.integers(1, 4))
-def test_rules_of_rows_equal_their_definition(data: st.DataObject, size: int, threads: int) -> None:
+@given(st.data(), st.sampled_from([1, 5, 31, 32, 33, 64, 95]))
+def test_rules_of_rows_equal_their_definition(data: st.DataObject, size: int) -> None:
     logits = rows(5, size, seed=size)
     logits[2, size // 2], logits[3, 0], logits[1, -1] = math.nan, math.inf, -math.inf
+    logits[4, -1], logits[0, 0] = 3e38, -3e38  # which a rule makes infinite, and a ban then leaves so
     expected, numbers = logits.clone(), [4, 0, 2, 3, 1][: data.draw(st.integers(0, 5))]
     rules = [data.draw(row_rules(size)) for _ in numbers]
     if data.draw(st.booleans()):
         rules = rules[:1] * len(numbers)
-    native.rule(logits, numbers, rules, threads=threads)
+    native.rule(logits, numbers, rules)
     reference.rule(expected, numbers, rules)
     assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
 
@@ -120,18 +121,24 @@ def test_a_long_row_is_ruled_alike_by_any_number_of_threads() -> None:
     assert torch.equal(found[0], expected) and torch.equal(found[1], expected)
 
 
-@pytest.mark.parametrize("part", ["seen", "biased", "banned", "only"])
 @pytest.mark.parametrize("wrong", [-1, 8])
-def test_rules_of_an_id_that_is_not_there_are_refused(part: str, wrong: int) -> None:
-    if part == "only":
-        if wrong < 0:
-            return
-        rules = RowRules(only=wrong)
-    else:
-        numbers = {"seen": "counts", "biased": "bias"}.get(part)
-        rules = RowRules(**{part: array("q", [wrong])}, **({numbers: array("f", [1])} if numbers else {}))  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="a token id is out of range"):
-        native.rule(rows(2, 8), [0], [rules])
+def test_rules_of_an_id_that_is_not_there_are_refused(wrong: int) -> None:
+    ids, one = array("q", [wrong]), array("f", [1.0])
+    for rules in (RowRules(seen=ids, counts=one), RowRules(biased=ids, bias=one), RowRules(banned=ids)):
+        with pytest.raises(IndexError, match="a token id is out of range"):
+            native.rule(rows(2, 8), [0], [rules])
+    with pytest.raises((IndexError, AssertionError)):
+        native.rule(rows(2, 8), [0], [RowRules(only=wrong)])
+
+
+def test_rules_whose_parts_do_not_fit_are_refused() -> None:
+    ids, short = array("q", [1, 2]), array("f", [1.0])
+    words = torch.zeros(1, dtype=torch.int32)
+    for size, rules in (
+        (8, RowRules(seen=ids, counts=short)), (8, RowRules(biased=ids, bias=short)), (33, RowRules(allowed=words)),
+    ):  # fmt: skip
+        with pytest.raises(AssertionError):
+            native.rule(rows(2, size), [0], [rules])
 
 
 def test_rules_of_a_row_that_is_not_there_are_refused() -> None:
@@ -278,3 +285,29 @@ def test_draws_refuse_what_would_read_elsewhere() -> None:
         native.draw(rows(1, 8), [0], (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)), one * 0)
     with pytest.raises(IndexError, match="a row of logits is out of range"):
         native.draw(rows(1, 8), [1], (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)), one)
+    with pytest.raises(ValueError, match="of so many"):
+        native.draw(rows(1, 2), [0], (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3)), one)
+    likeliest, four = (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1)), torch.ones(4, 4, dtype=torch.float64)
+    for numbers, chances, sums in (
+        (range(4), one, None),
+        (range(4), four, None),
+        ([0], four, None),
+        ([0], one, one[0]),
+    ):
+        with pytest.raises(AssertionError):
+            native.draw(rows(4, 8), numbers, likeliest, chances, sums)
+
+
+@every_level
+def test_a_draw_goes_on_behind_the_likeliest_with_any_number_of_threads(isa: str) -> None:
+    """Flat rows of a large vocabulary: hardly any token is among the 64 likeliest."""
+    logits = torch.randn(3, 154_880, generator=generator(6)) / 100
+    ids, values, log_sum, _ = native.best(logits, 64, temperature=1.0, level=handle(isa))
+    numbers = torch.tensor([0.001, 0.4, 0.93], dtype=torch.float64)
+    chances = torch.stack([torch.ones(3).double(), torch.tensor([1.0, 0.95, 1.0]), torch.zeros(3), numbers], dim=1)
+    found = [
+        native.draw(logits, range(3), (ids, values), chances, log_sum, threads=threads, level=handle(isa)).tolist()
+        for threads in (1, 3)
+    ]
+    assert found[0] == found[1]
+    assert found[0] == reference.draw(logits, range(3), reference.best(logits, 154_880)[:2], chances).tolist()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ from hadron.engine.assemble import assemble
 from hadron.engine.choosing import Chooser
 from hadron.engine.config import EngineConfig
 from hadron.engine.request import Request
-from hadron.engine.runner import Ran
 from hadron.engine.sampler import Choice, Likeliest
 from hadron.engine.scheduler import Scheduled
 from hadron.layers.logits import Logits
@@ -109,16 +109,21 @@ class Scripts:
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Scripts]:
     """Answers that a test chooses; in force for the module."""
-    made, ask, choose = Scripts(), Chooser.ask, Chooser.choose
+    made, gather, choose = Scripts(), Chooser.gather, Chooser.choose
 
-    def asked(chooser: Chooser, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Sequence[Likeliest | None]]:
-        found = ask(chooser, steps, ran)
-        time.sleep(made.pause * len(found))
-        for i, (known,) in found.items():
-            assert known is not None and known.token is not None
-            said = known._replace(token=made.token(steps[i].request, known.token))
-            found[i] = [said if made.broken is None else said._replace(token=None)]
-        return found
+    def gathered(chooser: Chooser, steps: Sequence[Scheduled], rows: Sequence[range]) -> Any:
+        asked = gather(chooser, steps, rows)
+
+        def answers(logits: Logits | None) -> dict[int, Sequence[Likeliest | None]]:
+            found = asked.answers(logits)
+            time.sleep(made.pause * len(found))
+            for i, (known,) in found.items():
+                assert known is not None and known.token is not None
+                said = known._replace(token=made.token(steps[i].request, known.token))
+                found[i] = [said if made.broken is None else said._replace(token=None)]
+            return found
+
+        return SimpleNamespace(answers=answers)
 
     def chosen(chooser: Chooser, request: Request, logits: Logits, known: Likeliest | None) -> Choice:
         if made.broken is not None:
@@ -128,7 +133,7 @@ def scripts() -> Iterator[Scripts]:
         return replace(choice, token=made.token(request, choice.token))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Chooser, "ask", asked)
+        patched.setattr(Chooser, "gather", gathered)
         patched.setattr(Chooser, "choose", chosen)
         yield made
 

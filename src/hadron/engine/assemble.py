@@ -93,11 +93,13 @@ def _plan(model: str | Path, config: EngineConfig, hub: Hub, report: Report) -> 
 
 
 def end_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Ids that end a text: all those of `config.json`, `generation_config.json` and the tokenizer."""
+    """Ids that end a text: all those of `config.json`, `generation_config.json` and the tokenizer that the model can
+    say."""
     assert plan.config is not None
     listed, _ = listed_end_tokens(plan.facts.generation_config)
     own = None if tokenizer is None else tokenizer.end_id
-    return frozenset({*plan.config.eos, *listed, *(() if own is None else (own,))})
+    ids = {*plan.config.eos, *listed, *(() if own is None else (own,))}
+    return frozenset(i for i in ids if 0 <= i < plan.config.vocabulary)
 
 
 def prompt_only_tokens(plan: LoadPlan, tokenizer: Tokenizer | None) -> frozenset[int]:

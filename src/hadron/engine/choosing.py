@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from typing import NamedTuple
 
 from hadron.engine import sampler
 from hadron.engine.logit_rules import LogitRules
 from hadron.engine.request import Request
-from hadron.engine.runner import Ran
 from hadron.engine.sampler import Asked, Choice, Kind, Likeliest
 from hadron.engine.scheduler import Scheduled
 from hadron.engine.structured import Grammars
@@ -18,6 +17,26 @@ from hadron.kernels.rules import RowRules
 from hadron.layers.logits import Logits
 from hadron.sampling_params import SamplingParams
 from hadron.tokenizer.tokenizer import Tokenizer
+
+
+class _Wishes(NamedTuple):
+    """What a request asks of its rows. same: what changes all of them alike; rules: those that its text decides."""
+
+    kind: Kind
+    same: RowRules | None
+    rules: LogitRules | None
+
+
+class Gathered(NamedTuple):
+    """What is asked of a step's logits. alone: by the number of a step, its rows that `Chooser.choose` asks about one
+    by one."""
+
+    asked: Asked
+    alone: dict[int, Sequence[None]]
+
+    def answers(self, logits: Logits | None) -> dict[int, Sequence[Likeliest | None]]:
+        """By the number of each step that gets a token; None for a row that is asked about alone."""
+        return {} if logits is None else {**self.asked.answers(logits), **self.alone}
 
 
 class Chooser:
@@ -30,9 +49,8 @@ class Chooser:
         self._vocabulary = vocabulary
         self._prompt_only = tuple(sorted(set(prompt_only)))
         self._grammars = None if tokenizer is None else Grammars(tokenizer, vocabulary, eos)
-        self._answers = RowRules(banned=array("q", self._prompt_only))  # of all answers that nothing else is wished of
-        # by the request's id; rules: those that its text decides
-        self._kinds: dict[str, tuple[Kind, LogitRules | None]] = {}
+        self._never = RowRules(banned=array("q", self._prompt_only))  # of answers that have no other rules
+        self._wishes: dict[str, _Wishes] = {}  # by the request's id
 
     def check(self, params: SamplingParams) -> None:
         """`RequestError` for a grammar that cannot be used."""
@@ -59,53 +77,53 @@ class Chooser:
             if params.thinking_budget is not None:
                 ends = self._grammars.thought_ends(prompt, calls=calls)
         rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
-        if rules.follow_text:
-            self._kinds[request.request_id] = Kind.of(params, self._vocabulary, ruled=True), rules
-            return
-        same = None if rules.idle else rules.now() if params.logit_bias else self._answers
-        self._kinds[request.request_id] = Kind.of(params, self._vocabulary, rules=same), None
+        same = None if rules.idle or rules.follow_text else rules.now() if params.logit_bias else self._never
+        kind = Kind.of(params, self._vocabulary, ruled=not rules.idle)
+        self._wishes[request.request_id] = _Wishes(kind, same, rules if rules.follow_text else None)
 
     def end(self, request: Request) -> None:
         """Forget a request."""
-        self._kinds.pop(request.request_id, None)
+        self._wishes.pop(request.request_id, None)
 
-    def ask(self, steps: Sequence[Scheduled], ran: Ran) -> dict[int, Sequence[Likeliest | None]]:
-        """What is asked of the rows of each step that gets a token, by its number: of the last, and of those of its
-        guesses; None where `choose` is to ask."""
-        if ran.logits is None:
-            return {}
+    def gather(self, steps: Sequence[Scheduled], rows: Sequence[range]) -> Gathered:
+        """What will be asked of the logits of each step that gets a token, before there are any: of its last row, and
+        of those of its guesses. rows: whose they are."""
         asked = Asked()
-        later: dict[int, Sequence[None]] = {}
-        for i, (step, rows) in enumerate(zip(steps, ran.rows, strict=True)):
+        alone: dict[int, Sequence[None]] = {}
+        for i, (step, whose) in enumerate(zip(steps, rows, strict=True)):
             if not step.last:
                 continue
-            own = rows if len(rows) == 1 + step.drafts else rows[-1 - step.drafts :]
-            request, changes = step.request, None
-            kind, rules = self._kinds[request.request_id]
+            own = whose if len(whose) == 1 + step.drafts else whose[-1 - step.drafts :]
+            request = step.request
+            kind, changes, rules = self._wishes[request.request_id]
             if rules is not None:
-                with suppress(RequestError):  # its own fault, which it meets again alone
-                    changes = None if step.drafts else rules.now()
-                if changes is None:
-                    later[i] = [None] * len(own)
+                if step.drafts:  # a row's rules depend on the guess before it
+                    alone[i] = [None] * len(own)
+                    continue
+                try:
+                    changes = rules.now()
+                except RequestError:  # which `choose` meets again
+                    alone[i] = [None]
                     continue
             seed, position = request.seed, request.num_tokens
             asked.add(i, own, kind, request.params, seed=seed, position=position, rules=changes)
-        return {**asked.answers(ran.logits), **later}
+        return Gathered(asked, alone)
 
     def choose(self, request: Request, logits: Logits, known: Likeliest | None) -> Choice:
-        """The request's next token, from the row that decides it. known: of `ask`. `NumericsError` where the logits
+        """The request's next token, from the row that decides it. known: of `Gathered`. `NumericsError` where logits
         are not finite, `RequestError` where the grammar gave up."""
-        _, rules = self._kinds[request.request_id]
+        wishes, changes = self._wishes[request.request_id], None
+        if known is None:
+            changes = wishes.same if wishes.rules is None else wishes.rules.now()
         return sampler.choose(
-            logits, request.params, seed=request.seed, position=request.num_tokens, known=known,
-            rules=rules.now() if rules is not None and known is None else None,
+            logits, request.params, seed=request.seed, position=request.num_tokens, known=known, rules=changes,
             also=() if request.scoring is None else request.scoring.candidates,
         )  # fmt: skip
 
     def accept(self, request: Request, token: int) -> bool:
         """Go on by a token that was chosen; whether nothing can follow in the request's grammar. `RequestError` where
         that gave up."""
-        _, rules = self._kinds[request.request_id]
+        rules = self._wishes[request.request_id].rules
         if rules is None or rules.matcher is None:
             return False
         rules.matcher.accept(token)

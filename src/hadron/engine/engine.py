@@ -9,18 +9,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hadron.batch import Selections
 from hadron.engine import sampler
-from hadron.engine.choosing import Chooser
+from hadron.engine.choosing import Chooser, Gathered
 from hadron.engine.events import TokenEvent
 from hadron.engine.prompt_logits import not_finite, prompt_logits
 from hadron.engine.request import Logprob, Request, Scoring, check_token_ids
-from hadron.engine.runner import Ran, Runner
+from hadron.engine.runner import Runner
 from hadron.engine.sampler import Likeliest
 from hadron.engine.scheduler import Scheduled, Scheduler
 from hadron.engine.stats import Load, Stats
@@ -204,6 +204,9 @@ class Engine:
             return []
         try:
             wanted = [s.request.wanted_logits(len(s.token_ids), s.drafts) for s in steps]
+            rows = [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]
+            # before weights and logits fill the processor's caches
+            gathered = self._chooser.gather(steps, rows)
             ran = self._runner.run(steps, wanted)
         except HadronError as error:
             return self._failed(steps, error)
@@ -215,9 +218,9 @@ class Engine:
         self.stats.steps += 1
         if (drafter := self._runner.drafter) is None:
             due = self._scheduler.commit(steps)  # before logits fill the processor's caches
-            said = self._take_all(steps, ran)
+            said = self._take_all(steps, rows, ran.logits, gathered)
         else:
-            said = self._take_all(steps, ran)
+            said = self._take_all(steps, rows, ran.logits, gathered)
             steps = settle(self._runner, ran, steps, [sum(event.token_id is not None for event in own) for own in said])
             guesses = propose(drafter, ran, steps)
             due = self._scheduler.commit(steps)
@@ -252,12 +255,14 @@ class Engine:
         assert not self.has_requests
         return prompt_logits(self._runner, ids, self._budget, selections)
 
-    def _take_all(self, steps: Sequence[Scheduled], ran: Ran) -> list[list[TokenEvent]]:
-        """What the step gave each request."""
+    def _take_all(
+        self, steps: Sequence[Scheduled], rows: Sequence[range], logits: Logits | None, gathered: Gathered
+    ) -> list[list[TokenEvent]]:
+        """What the step gave each request. rows: its own of the logits."""
         faults = self._runner.faults or [None] * len(steps)
-        known = self._chooser.ask(steps, ran)
-        taken = enumerate(zip(steps, ran.rows, faults, strict=True))
-        return [self._take(step, ran.logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
+        known = gathered.answers(logits)
+        taken = enumerate(zip(steps, rows, faults, strict=True))
+        return [self._take(step, logits, own, known.get(i), fault) for i, (step, own, fault) in taken]
 
     def _take(
         self,

@@ -1,7 +1,7 @@
 """What a request changes about its logits before a token is drawn: penalties, biases, tokens that may not come.
 
-Every rule depends on the request's own tokens alone, and is kept up with them: a step costs what its new tokens do,
-however long the text is. The changing itself is an operation of `lm_head`.
+Every rule depends on the request's own tokens alone, and is kept up with them: here a step costs what its new tokens
+do, however long the text is. The changing itself is an operation of `lm_head`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class LogitRules:
             banned=self._early if params.min_tokens else self._never,
         )
         self._penalized = self._row.repetition != 1 or bool(params.frequency_penalty or params.presence_penalty)
-        self._places: dict[int, int] = {}  # id -> place in `RowRules.seen`
         if self._row.repetition != 1:
-            for token in request.prompt_token_ids:
-                self._count(token, 0)
+            self._row.seen = array("q", dict.fromkeys(request.prompt_token_ids))
+            self._row.counts = array("f", bytes(4 * len(self._row.seen)))
+        self._places = dict(zip(self._row.seen, range(len(self._row.seen)), strict=True))  # id -> place in `seen`
         self._counted = self._read = 0  # generated tokens that are counted, in which no thought ended
         #: Whether a row's rules depend on the tokens before it.
         self.follow_text = bool(self._penalized or params.min_tokens or matcher is not None or self._thought_ends)
@@ -63,7 +63,7 @@ class LogitRules:
         row, generated = self._row, self._request.output_token_ids
         if self._penalized:
             for token in generated[self._counted :]:
-                self._count(token, 1)
+                self._count(token)
             self._counted = len(generated)
         if self._min_tokens and len(generated) >= self._min_tokens:
             row.banned, self._min_tokens = self._never, 0
@@ -73,14 +73,14 @@ class LogitRules:
             row.allowed = self.matcher.allowed()
         return row
 
-    def _count(self, token: int, times: int) -> None:
+    def _count(self, token: int) -> None:
         place = self._places.get(token)
         if place is None:
             self._places[token] = len(self._places)
             self._row.seen.append(token)
-            self._row.counts.append(times)
+            self._row.counts.append(1)
         else:
-            self._row.counts[place] += times
+            self._row.counts[place] += 1
 
     def _close_thought(self, generated: list[int]) -> int | None:
         """The end of the thought, where it is open and has used up its budget."""

@@ -7,7 +7,6 @@ guesses behind it; `wanted` says of how many last tokens the logits are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -26,11 +25,10 @@ from hadron.models.mtp import Mtp
 
 
 class Ran(NamedTuple):
-    """A step. logits: of the wanted tokens, None where none are. rows: which rows of them are whose. hidden: of all
-    tokens of the batch, after the final norm."""
+    """A step. logits: of the wanted tokens in their order, None where none are. hidden: of all tokens of the batch,
+    after the final norm."""
 
     logits: Logits | None
-    rows: list[range]
     hidden: torch.Tensor
     batch: ForwardBatch
 
@@ -108,8 +106,7 @@ class Runner:
                 logits = self.model.head(asked)
         certain = [step for step in steps if not step.drafts]
         self.manager.commit([step.cache for step in certain], [step.token_ids for step in certain])
-        owned = [range(end - count, end) for end, count in zip(accumulate(wanted), wanted, strict=True)]
-        return Ran(logits, owned, hidden, batch)
+        return Ran(logits, hidden, batch)
 
     def accept(self, batch: ForwardBatch, steps: Sequence[Step]) -> None:
         """Take into their caches what was right of the steps with guesses of a batch: the tokens that are left in

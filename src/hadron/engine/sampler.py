@@ -53,25 +53,23 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`.
-    rules: what changes each row before, where that does not depend on the text. kept: whether the row is kept as it was
-    before any rules, for its log-probabilities. Two of the same content are nearly always one object."""
+    """What a request asks of each row that decides one of its tokens. draw: what a draw begins with, see `Needs`. kept:
+    whether the row is kept as it was before any rules, for its log-probabilities. Two of the same content are nearly
+    always one object."""
 
     needs: Needs
     draw: Needs | None
-    rules: RowRules | None
     kept: bool
 
     @classmethod
-    def of(cls, params: SamplingParams, vocabulary: int, *, rules: RowRules | None = None, ruled: bool = False) -> Kind:
-        """The same for all tokens of a request. params must have its defaults filled in. ruled: whether it has rules
-        besides, which depend on its text."""
-        ruled = ruled or rules is not None
+    def of(cls, params: SamplingParams, vocabulary: int, *, ruled: bool) -> Kind:
+        """The same for all tokens of a request. params must have its defaults filled in. ruled: whether rules change
+        its rows."""
         draw = Needs.to_draw(params, vocabulary)
         needs = draw or Needs(1, None)
         if params.logprobs is not None and not ruled:
             needs = Needs(max(needs.likeliest, params.logprobs), needs.temperature or 1.0)
-        return _kind(needs, draw, rules, ruled and params.logprobs is not None)
+        return _kind(needs, draw, ruled and params.logprobs is not None)
 
 
 _kind = lru_cache(maxsize=1024)(Kind)
@@ -112,10 +110,10 @@ class Asked:
         rules: RowRules | None = None,
     ) -> Asked:
         """Rows of one request, called `key`, none of which anybody has asked about; the first of them decides the token
-        at `position`. rules: of the only row, besides those of its kind; it changes."""
+        at `position`. rules: what changes each of them, where it lies."""
         if rules is not None:
             self._ruled += rows
-            self._rules.append(rules)
+            self._rules += (rules,) * len(rows)
         group = self._groups.get(kind)
         if group is None:
             group = self._groups[kind] = _Group()
@@ -133,8 +131,6 @@ class Asked:
         for kind, group in self._groups.items():
             if kind.kept:
                 group.kept = logits.copy(group.rows)
-            if kind.rules is not None:
-                logits.rule(group.rows, [kind.rules] * len(group.rows))
         if self._rules:
             logits.rule(self._ruled, self._rules)
         for kind, group in self._groups.items():
@@ -210,7 +206,7 @@ def choose(
     if params.logprobs is None:
         return Choice(token, None)
     model, best = logits if known.kept is None else known.kept, known.best
-    if known.kept is not None or Kind.of(params, logits.vocabulary).needs.temperature != 1.0:
+    if known.kept is not None or best.temperature != 1.0:
         best = model.best(max(1, params.logprobs), temperature=1.0)
     return Choice(token, logprobs(model, best, (token, *also), params.logprobs))
 

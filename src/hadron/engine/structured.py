@@ -102,10 +102,10 @@ class Matcher:
         """Whether the text is complete and nothing can follow."""
         return self._after is None and self._inner.is_stopped()
 
-    def allowed(self) -> torch.Tensor | None:
-        """Which tokens may come next, as `RowRules.allowed`, until the next call; None where all may. `RequestError`
-        where it gave up."""
+    def allowed(self) -> torch.Tensor:
+        """Which tokens may come next, as `RowRules.allowed`, until the next call. `RequestError` where it gave up."""
         if self._after is not None:
+            assert self._outside is not None
             return self._outside
         self._inner.unsafe_compute_mask_ptr(self._words.data_ptr(), self._words.nbytes)
         self._check()

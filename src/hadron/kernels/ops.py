@@ -28,7 +28,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("norm", "RMS and layer norms", 1e-5),
         Operation("rope", "rotary position embedding", 1e-5),
         Operation("embedding", "rows of the embedding table", 0.0),
-        Operation("lm_head", "logits, and optionally their best or the log-probabilities asked for", 1e-2),
+        Operation("lm_head", "logits, what changes them, and their best, draws or ranks", 1e-2),
         Operation("quantize", "emulate declared activation quantization", 0.0),
     )
 }

@@ -17,18 +17,20 @@ class Best(NamedTuple):
     """The likeliest tokens of each of n rows, in this machine's memory.
 
     ids int64, logits float32 [n, count], best first, on a tie the lowest id; log_sum float64 [n], the logarithm of how
-    likely all tokens of the row are together where the likeliest counts as 1, or [0] where no temperature was given;
-    faults int64 [n], how many of its logits are not finite (then nothing else is defined).
+    likely all tokens of the row are together at `temperature` where the likeliest counts as 1, or [0] where there is
+    none; faults int64 [n], how many of its logits are not finite (then nothing else is defined).
     """
 
     ids: torch.Tensor
     logits: torch.Tensor
     log_sum: torch.Tensor
     faults: torch.Tensor
+    temperature: float | None
 
     def rows(self, first: int, end: int) -> Best:
         """Those of some of the rows."""
-        return Best(self.ids[first:end], self.logits[first:end], self.log_sum[first:end], self.faults[first:end])
+        ids, logits, log_sum, faults = (part[first:end] for part in self[:4])
+        return Best(ids, logits, log_sum, faults, self.temperature)
 
 
 class Questions(NamedTuple):
@@ -99,7 +101,8 @@ class Logits:
         """
         asked = range(self._first, self._end) if rows is None else self._numbers(rows)
         found = self._questions.best(self._held, count, rows=asked, temperature=temperature)
-        return Best(*[part.cpu() for part in found])
+        ids, values, log_sum, faults = (part.cpu() for part in found)
+        return Best(ids, values, log_sum, faults, temperature)
 
     def draw(
         self, found: Best, count: int, chances: array[float], *, rows: Sequence[int], among_all: bool

@@ -1,4 +1,5 @@
-"""Native `lm_head`: logits from a table of rows that head and embedding share, and what is asked of logits.
+"""Native `lm_head`: logits from a table of rows that head and embedding share, what changes them, and what is asked of
+them.
 
 A head of its own is a `linear`. The bits of a sum depend on its row and temperature alone.
 """
@@ -20,7 +21,7 @@ from hadron.kernels.stored import stored_weight
 from hadron.quantization.dtypes import PLAIN
 from hadron.quantization.scheme import PLAIN_STORAGE, parse_scheme
 
-_RULES = Struct("=3d10q")
+_RULES = Struct("=3f4x10q")
 _SCHEMES = {torch.float32: PLAIN["F32"], torch.float16: PLAIN["F16"], torch.bfloat16: PLAIN["BF16"]}
 
 
@@ -79,13 +80,14 @@ def _packed(rules: RowRules, size: int) -> bytes:
     seen, seen_count = rules.seen.buffer_info()
     biased, biased_count = rules.biased.buffer_info()
     banned, banned_count = rules.banned.buffer_info()
-    allowed = rules.allowed
+    allowed, only = rules.allowed, rules.only
+    assert len(rules.counts) == seen_count and len(rules.bias) == biased_count and (only is None or only >= 0)
     if allowed is not None:
         assert allowed.dtype is torch.int32 and allowed.is_contiguous() and 32 * len(allowed) >= size
     return _RULES.pack(
         rules.repetition, rules.frequency, rules.presence, seen, rules.counts.buffer_info()[0], seen_count,
         biased, rules.bias.buffer_info()[0], biased_count, banned, banned_count,
-        0 if allowed is None else allowed.data_ptr(), -1 if rules.only is None else rules.only,
+        0 if allowed is None else allowed.data_ptr(), -1 if only is None else only,
     )  # fmt: skip
 
 
@@ -103,6 +105,8 @@ def draw(
     held, size = logits.shape
     ids, values = (part.contiguous() for part in likeliest)
     numbers = array("q", rows)
+    assert ids.shape == values.shape and chances.shape == (ids.shape[0], 4) and ids.shape[0] == len(numbers)
+    assert log_sum is None or log_sum.shape == ids.shape[:1]
     tokens = torch.empty(len(numbers), dtype=torch.int64)
     extension().draw_logits(
         level or current_level(), _address(logits), held, numbers.buffer_info()[0], len(numbers), size,

@@ -1,4 +1,4 @@
-"""Definition of `lm_head`: logits from a table of rows, one a token, and what is asked of rows of logits.
+"""Definition of `lm_head`: logits from a table of rows, one a token, what changes rows, and what is asked of them.
 
 `bind` is used where head and embedding are one table; a head of its own is a `linear`. `best` and
 `ranks` take what either computed, so that nobody needs the whole row to choose the likeliest tokens.
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 
@@ -54,39 +55,42 @@ def best(
 def rule(logits: torch.Tensor, rows: Sequence[int], rules: Sequence[RowRules]) -> None:
     """Change rows of float32 [n, vocabulary] by their rules, where they lie. rows: their numbers, each once.
 
-    What may not come gets the lowest finite number, which no draw and no maximum takes while anything else is left. A
-    logit that is not finite stays as it is: no rule hides a fault of the model.
+    What may not come gets the lowest finite number, which no draw and no maximum takes while anything else is left.
     """
     with torch.inference_mode():  # rows that a model computed are inference tensors
-        for number, own in zip(rows, rules, strict=True):
-            row = logits[number]
-            row.copy_(torch.where(row.isfinite(), _ruled(row, own), row))
+        for _, several in groupby(zip(rows, rules, strict=True), lambda pair: id(pair[1])):
+            numbers, (own, *_) = zip(*several, strict=True)
+            logits[list(numbers)] = _ruled(logits[list(numbers)], own)
 
 
-def _ruled(row: torch.Tensor, rules: RowRules) -> torch.Tensor:
-    changed = row.clone()
-    seen, counts = _on(row, rules.seen, torch.int64), _on(row, rules.counts, torch.float64)
-    values = row[seen].double()
-    values = torch.where(values > 0, values / rules.repetition, values * rules.repetition)
-    fines = torch.where(counts > 0, counts * rules.frequency + rules.presence, 0.0)
-    changed[seen] = (values - fines).float()
-    biased = _on(row, rules.biased, torch.int64)
-    changed[biased] += _on(row, rules.bias, torch.float32)
-    banned = torch.zeros_like(row, dtype=torch.bool)
-    banned[_on(row, rules.banned, torch.int64)] = True
+def _ruled(rows: torch.Tensor, rules: RowRules) -> torch.Tensor:
+    """rows [n, vocabulary], changed."""
+    seen, counts = _on(rows, rules.seen, torch.int64), _on(rows, rules.counts, torch.float32).double()
+    repetition, frequency, presence = _on(
+        rows, [rules.repetition, rules.frequency, rules.presence], torch.float32
+    ).double()
+    values = rows[:, seen].double()
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    fines = torch.where(counts > 0, counts * frequency + presence, 0.0)
+    changed = rows.clone()
+    changed[:, seen] = (values - fines).float()
+    changed[:, _on(rows, rules.biased, torch.int64)] += _on(rows, rules.bias, torch.float32)
+    banned = torch.zeros_like(rows[0], dtype=torch.bool)
+    banned[_on(rows, rules.banned, torch.int64)] = True
     if rules.only is not None:
         banned[:] = True
         banned[rules.only] = False
     elif rules.allowed is not None:
-        words = rules.allowed.to(row.device)[:, None]
-        allowed = (words >> torch.arange(32, device=row.device) & 1).flatten()[: len(row)].bool()
+        words = rules.allowed.to(rows.device)[:, None]
+        allowed = (words >> torch.arange(32, device=rows.device) & 1).flatten()[: rows.shape[1]].bool()
         left = allowed & ~banned
         banned = ~(left if bool(left.any()) else allowed)
-    return changed.masked_fill(banned, torch.finfo(torch.float32).min)
+    changed = changed.masked_fill(banned & changed.isfinite(), torch.finfo(torch.float32).min)
+    return torch.where(rows.isfinite(), changed, rows)
 
 
-def _on(row: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=row.device)
+def _on(rows: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=rows.device)
 
 
 def draw(
