@@ -77,7 +77,9 @@ class Chooser:
             if params.thinking_budget is not None:
                 ends = self._grammars.thought_ends(prompt, calls=calls)
         rules = LogitRules(request, self._prompt_only if answer else (), request.eos, matcher, ends)
-        same = None if rules.idle or rules.follow_text else rules.now() if params.logit_bias else self._never
+        same = None
+        if not (rules.idle or rules.follow_text):
+            same = rules.now() if params.logit_bias else self._never
         kind = Kind.of(params, self._vocabulary, ruled=not rules.idle)
         self._wishes[request.request_id] = _Wishes(kind, same, rules if rules.follow_text else None)
 
